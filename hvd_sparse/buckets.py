@@ -1,0 +1,94 @@
+"""Which parameters travel together. The same plan on every rank, from what is equal on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from hvd_sparse.types import Spec
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter inside a bucket: elements [start, start + size) of the flat vector."""
+
+    name: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A bucket's parameters. `dense` ones are not worth compressing."""
+
+    spec: Spec
+    members: tuple[Member, ...]
+    dense: bool
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What the plan needs to know. `place`: dtype and device, which a bucket does not mix."""
+
+    name: str
+    size: int
+    num_dimensions: int
+    place: str
+    itemsize: int = 4
+
+
+def plan_buckets(
+    parameters: Sequence[Parameter],
+    bucket_bytes: int,
+    min_size: int,
+    groups: Optional[Sequence[Sequence[str]]] = None,
+    first: int = 0,
+) -> list[Layout]:
+    """Fill buckets in reverse order of registration: backward produces gradients roughly in that order.
+
+    Args:
+        parameters: in order of registration.
+        bucket_bytes: a bucket is closed before it would grow beyond this; a larger parameter has one of its own.
+        min_size: parameters with fewer elements or with one dimension go to dense buckets.
+        groups: names of parameters that shall share a bucket whatever its size (Horovod's `groups`).
+        first: number of the first bucket, when others exist already.
+
+    Example:
+        >>> layouts = plan_buckets([Parameter("w", 6, 2, "cpu"), Parameter("b", 2, 1, "cpu")], 64, 4)
+        >>> [(layout.spec.name, layout.spec.size, layout.dense) for layout in layouts]
+        [('b0', 2, True), ('b1', 6, False)]
+    """
+    group_of = {name: number for number, group in enumerate(groups or ()) for name in group}
+    open_buckets: dict[tuple[str, bool, int], list[Parameter]] = {}
+    closed: list[tuple[bool, list[Parameter]]] = []
+    for parameter in reversed(parameters):
+        dense = parameter.num_dimensions < 2 or parameter.size < min_size
+        group = group_of.get(parameter.name, -1)
+        key = (parameter.place, dense, group)
+        members = open_buckets.setdefault(key, [])
+        filled = sum(member.size * member.itemsize for member in members)
+        if members and group < 0 and filled + parameter.size * parameter.itemsize > bucket_bytes:
+            closed.append((dense, members))
+            members = open_buckets[key] = []
+        members.append(parameter)
+    closed += [(key[1], members) for key, members in open_buckets.items()]
+    return [_layout(f"b{first + number}", members, dense) for number, (dense, members) in enumerate(closed)]
+
+
+def split_evenly(parameters: Sequence[Parameter], num_groups: int) -> list[list[str]]:
+    """`num_groups` runs of consecutive parameters of about equal size (Horovod's `groups` as an int)."""
+    total, done = sum(parameter.size for parameter in parameters), 0
+    groups: list[list[str]] = [[] for _ in range(num_groups)]
+    for parameter in parameters:
+        groups[min(num_groups - 1, done * num_groups // max(1, total))].append(parameter.name)
+        done += parameter.size
+    return groups
+
+
+def _layout(name: str, parameters: Iterable[Parameter], dense: bool) -> Layout:
+    members, start = [], 0
+    for parameter in parameters:
+        members.append(Member(parameter.name, start, parameter.size))
+        start += parameter.size
+    return Layout(Spec(name, start), tuple(members), dense)

@@ -1,0 +1,23 @@
+"""How sparse sums travel. One file per method; `requests.py` holds what they may ask of the network."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hvd_sparse.ops.base import Ops
+from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World
+
+
+class Collective(Protocol):
+    """Sums over ranks what every rank selected.
+
+    Attributes:
+        needs_shared_indices: works only if all ranks select the same coordinates.
+    """
+
+    needs_shared_indices: bool
+
+    def reduce(
+        self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse
+    ) -> Program[Reduced]:
+        """`local`: at most k preselected entries of the accumulator `x` (n,)."""

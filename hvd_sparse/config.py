@@ -1,0 +1,107 @@
+"""What the user asked for, checked once and equal on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from hvd_sparse import registry
+from hvd_sparse.collectives import Collective
+from hvd_sparse.controllers import Controller
+from hvd_sparse.controllers.fixed import Fixed
+from hvd_sparse.controllers.warmup import Warmup
+from hvd_sparse.memories import Memory
+from hvd_sparse.memories.none import NoMemory
+from hvd_sparse.schemes.sparse import SparseSum
+from hvd_sparse.sparsifiers import Sparsifier
+from hvd_sparse.types import check_positive
+
+
+@dataclass(frozen=True)
+class Config:
+    """How gradients are exchanged. Made by `Compression.sparse`, which documents the fields."""
+
+    sparsifier: Sparsifier
+    collective: Collective
+    memory: Memory
+    controller: Controller
+    bucket_bytes: int
+    min_size: int
+    timeout_seconds: float
+
+    def scheme(self) -> SparseSum:
+        """The scheme of a bucket that is compressed."""
+        rescale = self.sparsifier.blind and isinstance(self.memory, NoMemory)
+        return SparseSum(self.sparsifier, self.collective, rescale)
+
+    def describe(self) -> dict[str, str]:
+        """Every setting in words: for the log, and to compare ranks."""
+        parts = {name: _words(getattr(self, name)) for name in ("sparsifier", "collective", "memory", "controller")}
+        sizes = {name: str(getattr(self, name)) for name in ("bucket_bytes", "min_size", "timeout_seconds")}
+        return {**parts, **sizes}
+
+
+def sparse_config(
+    density: float = 0.01,
+    *,
+    sparsifier: Union[str, Sparsifier] = "threshold",
+    collective: Union[None, str, Collective] = None,
+    memory: Union[str, Memory] = "residual",
+    controller: Union[None, Controller] = None,
+    warmup_steps: int = 0,
+    bucket_bytes: int = 4 * 2**20,
+    min_size: int = 1024,
+    timeout_seconds: float = 600.0,
+) -> Config:
+    """Exchange only a fraction `density` of the gradient entries per step, and remember the rest.
+
+    Args:
+        density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
+        sparsifier: which entries: "threshold", "topk", "random_block", or an object of your own.
+        collective: how their sum travels: "allgather", "shared_allreduce", or an object. None takes the cheapest
+            that fits: "shared_allreduce" if the sparsifier's indices are equal on all ranks, else "allgather".
+        memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "none".
+        controller: an object that decides the density; replaces `density` and `warmup_steps`.
+        warmup_steps: exchanges over which the density falls to `density` in five stages; 0 for none.
+        bucket_bytes: gradients travel in buckets of about this size; a bucket starts as soon as it is complete.
+        min_size: parameters with fewer elements, or with one dimension, are sent densely.
+        timeout_seconds: longest wait for the other ranks before an error ends this one.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range, or parts do not work together.
+
+    Example:
+        >>> sparse_config(0.05, sparsifier="random_block").describe()["collective"]
+        'SharedAllReduce'
+    """
+    if controller is None:
+        controller = Warmup(density, warmup_steps) if warmup_steps else Fixed(density)
+    elif density != 0.01 or warmup_steps:
+        raise ValueError("`controller` replaces `density` and `warmup_steps`: give it alone. "
+                         f"Received: density={density!r}, warmup_steps={warmup_steps!r}.")  # fmt: skip
+    sparsifier = registry.create("sparsifier", sparsifier)
+    if collective is None:
+        collective = "shared_allreduce" if sparsifier.shared_indices else "allgather"
+    if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
+        raise ValueError(f"`min_size` must be a number of elements, 0 or more. Received: min_size={min_size!r}.")
+    config = Config(
+        sparsifier=sparsifier,
+        collective=registry.create("collective", collective),
+        memory=registry.create("memory", memory),
+        controller=registry.create("controller", controller),
+        bucket_bytes=int(check_positive(bucket_bytes, "bucket_bytes")),
+        min_size=min_size,
+        timeout_seconds=float(check_positive(timeout_seconds, "timeout_seconds")),
+    )
+    config.scheme()  # refuses parts that do not work together
+    return config
+
+
+def _words(part: Any) -> str:
+    settings = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(part).items()) if name[0] != "_")
+    return type(part).__name__ + (f"({settings})" if settings else "")
+
+
+def momentum_of(memory: Any) -> Optional[float]:
+    """The momentum that `memory` applies itself, or None."""
+    return getattr(memory, "momentum", None)

@@ -1,0 +1,1 @@
+"""What moves the bytes. The only package that communicates; an algorithm never knows which driver runs it."""

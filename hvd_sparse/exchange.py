@@ -1,0 +1,42 @@
+"""One bucket's step: the only place where memory, scheme and k meet.
+
+`compensate` (the memory) turns a gradient into the accumulator x, `Exchange.reduce` sends k of its n entries, and
+`Exchange.commit` keeps the rest. What a reduction returns is tentative until it is committed: a step that is not
+taken leaves every state as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from hvd_sparse.memories import Memory
+from hvd_sparse.ops.base import Ops
+from hvd_sparse.schemes import Scheme
+from hvd_sparse.types import Array, Program, Reduced, Spec, State, World
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How one bucket is exchanged. State: {"memory": ..., "scheme": ...}, owned by the caller."""
+
+    spec: Spec
+    scheme: Scheme
+    memory: Memory
+
+    def init(self, ops: Ops, like: Optional[Array] = None) -> State:
+        """State before the first step, on the device of `like`."""
+        memory = {key: ops.zeros(self.spec.size, like) for key in self.memory.keys}
+        return {"memory": memory, "scheme": self.scheme.init(ops, self.spec)}
+
+    def step(self, ops: Ops, world: World, grad: Array, k: int, state: State) -> Program[tuple[Reduced, State]]:
+        """A whole step: compensate, reduce, and commit unless some rank's numbers were not finite."""
+        x, memory = self.memory.compensate(ops, world.size, grad, state["memory"])
+        reduced, scheme = yield from self.scheme.reduce(ops, world, self.spec, x, k, state["scheme"])
+        if not reduced.finite:
+            return reduced, state
+        return reduced, self.commit(ops, reduced, {"memory": memory, "scheme": scheme})
+
+    def commit(self, ops: Ops, reduced: Reduced, reached: State) -> State:
+        """The state after the step was taken: `reached` less what was used."""
+        return {"memory": self.memory.update(ops, reduced.used, reached["memory"]), "scheme": reached["scheme"]}

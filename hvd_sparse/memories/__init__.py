@@ -1,0 +1,34 @@
+"""Error feedback: what is kept of the gradient entries that were not sent. One file per method."""
+
+from __future__ import annotations
+
+from typing import Optional, Protocol
+
+from hvd_sparse.ops.base import Ops
+from hvd_sparse.types import Array, Sparse, State
+
+
+class Memory(Protocol):
+    """Works elementwise on state arrays of the gradient's shape, so a bucket can be fed parameter by parameter.
+
+    Attributes:
+        keys: names of the state arrays.
+        accumulator: the key whose array is what `compensate` returns as x; None if x is no state.
+    """
+
+    keys: tuple[str, ...]
+    accumulator: Optional[str]
+
+    def compensate(
+        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: Optional[State] = None
+    ) -> tuple[Array, State]:
+        """The accumulator x (n,) for `alpha * grad` (n,), and the next state. `state` itself is left alone.
+
+        `out` holds arrays like the state's that may be overwritten with the next state.
+        """
+
+    def update(self, ops: Ops, used: Optional[Sparse], state: State) -> State:
+        """The state after `used` (None: everything) went out. May reuse the arrays of `state`."""
+
+    def for_dense(self) -> Memory:
+        """The memory for a bucket that is always sent whole."""

@@ -1,0 +1,31 @@
+"""No error feedback."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from hvd_sparse.memories import Memory
+from hvd_sparse.ops.base import Ops
+from hvd_sparse.types import Array, Sparse, State
+
+
+class NoMemory:
+    """Forget what was not sent.
+
+    Choose it for dense exchanges, and for blind sparsifiers, which are then rescaled to be unbiased. Avoid it with
+    top-k: small gradients never arrive.
+    """
+
+    keys: tuple[str, ...] = ()
+    accumulator = None
+
+    def compensate(
+        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: Optional[State] = None
+    ) -> tuple[Array, State]:
+        return (grad if alpha == 1 else grad * alpha), state
+
+    def update(self, ops: Ops, used: Optional[Sparse], state: State) -> State:
+        return state
+
+    def for_dense(self) -> Memory:
+        return self

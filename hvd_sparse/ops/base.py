@@ -1,0 +1,94 @@
+"""The array operations that algorithms are written in. One implementation per library; NumPy's is the oracle.
+
+Arithmetic, comparisons and basic slices are used directly on arrays; everything else goes through these methods.
+`out=` is permission, not duty: a back end may write the result there. Inputs are never modified except where said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional, Protocol
+
+from hvd_sparse.types import Array
+
+
+class Ops(Protocol):
+    """About twenty coarse operations on 1-D arrays. "Length" is an int, or a 0-d integer tensor while tracing."""
+
+    name: str
+
+    def zeros(self, n: Any, like: Optional[Array] = None) -> Array:
+        """(n,) float32 zeros, on the device of `like`."""
+
+    def integers(self, values: Sequence[int], like: Array) -> Array:
+        """(len(values),) int32: splits of an alltoall, for example."""
+
+    def add(self, x: Array, y: Array, alpha: float = 1.0, out: Optional[Array] = None) -> Array:
+        """x + alpha * y in the dtype of x."""
+
+    def length(self, x: Array) -> Any:
+        """The number of elements of x."""
+
+    def concat(self, parts: Sequence[Array]) -> Array:
+        """The parts, one after the other, along the first dimension."""
+
+    def pad(self, x: Array, length: int, fill: float) -> Array:
+        """x, lengthened to `length` elements by `fill`."""
+
+    def top_abs(self, x: Array, k: int) -> Array:
+        """(k,) ascending indices of the largest magnitudes; NaN counts as the largest."""
+
+    def above(self, x: Array, threshold: Any) -> Array:
+        """Ascending indices where not |x| <= threshold: the larger ones, and NaN, so that NaN is never overlooked."""
+
+    def largest(self, x: Array, indices: Array, k: int) -> Array:
+        """At most k of the ascending `indices` into x, those of the largest |x|, ascending."""
+
+    def kth_largest(self, x: Array, k: int) -> Any:
+        """The k-th largest |x| (1 <= k <= n) as a scalar; NaN counts as the largest."""
+
+    def gather(self, x: Array, indices: Array) -> Array:
+        """(k,) x[indices]."""
+
+    def scatter_sum(self, n: int, blocks: Sequence[tuple[Array, Array]]) -> Array:
+        """(n,) sum of (indices, values) blocks, added in the order given: equal bits on every rank.
+
+        Inside one block indices are unique, except for n itself: padding, which is dropped. The result may reuse the
+        memory of this object's previous result.
+        """
+
+    def clear(self, x: Array, indices: Array) -> Array:
+        """x with zeros at the indices. May reuse x's memory: rebind the result."""
+
+    def searchsorted(self, ascending: Array, edges: Array) -> Array:
+        """For each edge the number of elements of `ascending` that are less than it."""
+
+    def wrapped_range(self, start: Any, count: int, n: int, like: Array) -> Array:
+        """(count,) indices start, start + 1, ... modulo n."""
+
+    def bits(self, values: Array) -> Array:
+        """float32 values viewed as int32, bit for bit: for the wire."""
+
+    def floats(self, bits: Array) -> Array:
+        """The inverse of `bits`."""
+
+    def as_int32(self, indices: Array) -> Array:
+        """Indices as int32: for the wire."""
+
+    def all_finite(self, x: Array) -> Any:
+        """0-d boolean. A vector whose float32 sum overflows counts as not finite: one pass is the price of a look."""
+
+    def maximum(self, x: Array, y: Array) -> Array:
+        """The elementwise maximum."""
+
+    def minimum(self, x: Array, y: Array) -> Array:
+        """The elementwise minimum."""
+
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        """x or y by a 0-d boolean."""
+
+    def clip(self, value: Any, low: float, high: float) -> Any:
+        """A scalar, limited to [low, high]."""
+
+    def norm_squared(self, x: Array) -> Any:
+        """Sum of squares, a scalar."""

@@ -1,0 +1,99 @@
+"""NumPy: the oracle that the other back ends are tested against. Plain rather than fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from hvd_sparse.types import Array
+
+
+class NumpyOps:
+    """See `Ops`. Equal magnitudes: the lowest index wins. Integer arrays keep their type, so tests can be exact."""
+
+    name = "numpy"
+
+    def zeros(self, n: Any, like: Optional[Array] = None) -> Array:
+        return np.zeros(n, np.float32 if like is None else like.dtype)
+
+    def integers(self, values: Sequence[int], like: Array) -> Array:
+        return np.asarray(values, np.int32)
+
+    def add(self, x: Array, y: Array, alpha: float = 1.0, out: Optional[Array] = None) -> Array:
+        return (x + (y if alpha == 1 else y * alpha)).astype(x.dtype)
+
+    def length(self, x: Array) -> Any:
+        return x.shape[0]
+
+    def concat(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts)
+
+    def pad(self, x: Array, length: int, fill: float) -> Array:
+        return np.concatenate([x, np.full(length - len(x), fill, x.dtype)])
+
+    def top_abs(self, x: Array, k: int) -> Array:
+        order = np.argsort(-_magnitude(x), kind="stable")
+        return np.sort(order[:k])
+
+    def above(self, x: Array, threshold: Any) -> Array:
+        return np.flatnonzero(~(np.abs(x) <= threshold))
+
+    def largest(self, x: Array, indices: Array, k: int) -> Array:
+        return indices if len(indices) <= k else indices[self.top_abs(x[indices], k)]
+
+    def kth_largest(self, x: Array, k: int) -> Any:
+        return np.sort(_magnitude(x))[-k]
+
+    def gather(self, x: Array, indices: Array) -> Array:
+        return x[indices]
+
+    def scatter_sum(self, n: int, blocks: Sequence[tuple[Array, Array]]) -> Array:
+        total = np.zeros(n + 1, blocks[0][1].dtype)
+        for indices, values in blocks:
+            np.add.at(total, indices, values)
+        return total[:n]
+
+    def clear(self, x: Array, indices: Array) -> Array:
+        x = x.copy()
+        x[indices] = 0
+        return x
+
+    def searchsorted(self, ascending: Array, edges: Array) -> Array:
+        return np.searchsorted(ascending, edges).astype(np.int32)
+
+    def wrapped_range(self, start: Any, count: int, n: int, like: Array) -> Array:
+        return (start + np.arange(count)) % n
+
+    def bits(self, values: Array) -> Array:
+        return np.ascontiguousarray(values, np.float32).view(np.int32)
+
+    def floats(self, bits: Array) -> Array:
+        return bits.view(np.float32)
+
+    def as_int32(self, indices: Array) -> Array:
+        return indices.astype(np.int32)
+
+    def all_finite(self, x: Array) -> Any:
+        return np.isfinite(x.sum())
+
+    def maximum(self, x: Array, y: Array) -> Array:
+        return np.maximum(x, y)
+
+    def minimum(self, x: Array, y: Array) -> Array:
+        return np.minimum(x, y)
+
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        return x if condition else y
+
+    def clip(self, value: Any, low: float, high: float) -> Any:
+        return min(max(value, low), high)
+
+    def norm_squared(self, x: Array) -> Any:
+        return np.dot(x, x)
+
+
+def _magnitude(x: Array) -> Array:
+    magnitude = np.abs(x)
+    return np.where(np.isnan(magnitude), np.inf, magnitude)

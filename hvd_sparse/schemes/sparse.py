@@ -1,0 +1,53 @@
+"""A sparsifier and a collective: what to send, and how its sum travels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hvd_sparse.collectives import Collective
+from hvd_sparse.ops.base import Ops
+from hvd_sparse.schemes.dense import Dense
+from hvd_sparse.sparsifiers import Sparsifier
+from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, State, World
+
+
+class SparseSum:
+    """Select k coordinates, sum their values over ranks. With k >= n it is the dense scheme.
+
+    Args:
+        sparsifier: which coordinates.
+        collective: how their sum travels.
+        rescale: multiply the sum by n / k, which makes a blind selection without error feedback unbiased.
+
+    Raises:
+        ValueError: the collective needs shared indices and the sparsifier has none, or `rescale` without `blind`.
+    """
+
+    def __init__(self, sparsifier: Sparsifier, collective: Collective, rescale: bool = False) -> None:
+        names = f"sparsifier={type(sparsifier).__name__}, collective={type(collective).__name__}"
+        if collective.needs_shared_indices and not sparsifier.shared_indices:
+            raise ValueError(
+                f"This collective needs a sparsifier whose indices are equal on all ranks (random_block, for example), "
+                f"or choose collective='allgather'. Received: {names}."
+            )
+        if rescale and not sparsifier.blind:
+            raise ValueError(f"`rescale` is for selections that ignore the values. Received: {names}.")
+        self.sparsifier = sparsifier
+        self.collective = collective
+        self.rescale = rescale
+
+    def init(self, ops: Ops, spec: Spec) -> State:
+        return self.sparsifier.init(ops, spec)
+
+    def reduce(
+        self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State
+    ) -> Program[tuple[Reduced, State]]:
+        if k >= spec.size:
+            reduced, _ = yield from Dense().reduce(ops, world, spec, x, k, {})
+            return reduced, state
+        indices, state = yield from self.sparsifier.select(ops, world, spec, x, k, state)
+        local = Sparse(indices, ops.gather(x, indices), spec.size)
+        reduced = yield from self.collective.reduce(ops, world, spec, x, k, local)
+        if self.rescale:
+            reduced = replace(reduced, total=reduced.total * (spec.size / k))
+        return reduced, state

@@ -1,0 +1,28 @@
+"""Which coordinates of a bucket are exchanged. One file per method; the file's name is its name in the registry."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from hvd_sparse.ops.base import Ops
+from hvd_sparse.types import Array, Program, Spec, State, World
+
+
+class Sparsifier(Protocol):
+    """Selects coordinates.
+
+    Attributes:
+        shared_indices: all ranks select the same coordinates, so their values can go through a plain allreduce.
+        blind: the selection ignores the values. Without error feedback it is then rescaled by n / k (unbiased).
+    """
+
+    shared_indices: bool
+    blind: bool
+
+    def init(self, ops: Ops, spec: Spec) -> State:
+        """State before the first step: floats or 0-d arrays."""
+
+    def select(
+        self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State
+    ) -> Program[tuple[Any, State]]:
+        """At most k unique indices into x (n,), and the next state. May communicate."""

@@ -1,0 +1,307 @@
+"""Averages gradients over ranks by the time `backward()` returns."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+
+from hvd_sparse.buckets import Parameter, plan_buckets
+from hvd_sparse.config import Config
+from hvd_sparse.controllers import Seen
+from hvd_sparse.drivers.horovod_torch import HorovodTorch, text_program
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.metrics import Counters
+from hvd_sparse.schemes.dense import Dense
+from hvd_sparse.torch.bucket import Bucket
+from hvd_sparse.torch.census import Census, census_program
+from hvd_sparse.torch.hooks import BackwardHooks
+from hvd_sparse.torch.rows import sum_rows
+from hvd_sparse.types import HvdSparseError, num_kept
+
+_Param = torch.nn.Parameter
+
+
+class Averager:
+    """The gradients of one wrapped optimizer.
+
+    Every gradient goes straight into its bucket; a complete bucket starts its exchange while backward goes on; at the
+    end of backward all of them are finished and `p.grad` becomes the average. What that did to residuals is kept back
+    until `commit()`, and forgotten by `discard()`.
+
+    Args:
+        names: parameter -> name, in order of registration, equal on all ranks.
+        config: how to exchange.
+        driver: runs the programs.
+        average: divide by the number of ranks.
+        passes: backward passes per exchange.
+        groups: names of parameters that shall share a bucket.
+        sparse_as_dense: row-sparse gradients travel densely.
+        grad_scaler: the scaler whose scale gradients carry.
+    """
+
+    def __init__(
+        self,
+        names: dict[_Param, str],
+        config: Config,
+        driver: HorovodTorch,
+        *,
+        average: bool = True,
+        passes: int = 1,
+        groups: Optional[Sequence[Sequence[str]]] = None,
+        sparse_as_dense: bool = False,
+        grad_scaler: Any = None,
+    ) -> None:
+        self.names = names
+        self.config = config
+        self.driver = driver
+        self.average = average
+        self.passes = passes
+        self.groups = groups
+        self.sparse_as_dense = sparse_as_dense
+        self.grad_scaler = grad_scaler
+        self.buckets: list[Bucket] = []
+        self.counters = Counters(scheme=", ".join(config.describe().values()))
+        self.num_exchanges = 0
+        self.controller_state = config.controller.init()
+        self.loaded: Optional[dict[str, Any]] = None  # a saved state, for buckets that are not planned yet
+        self.averaged = False  # p.grad holds averages, and nothing was added since
+        self.stepping = False  # inside the optimizer's step()
+        self.closed = False
+        self._pending = False  # the last exchange is neither committed nor discarded
+        self._finite: list[Any] = []  # one flag per part of the last exchange
+        self._bucket_of: dict[_Param, Bucket] = {}
+        self._row_sparse: list[_Param] = []
+        self._forget_gradients()
+        self.hooks = BackwardHooks(self._before_accumulation, self._after_accumulation, self._end_pass)
+        for parameter in names:
+            self.hooks.watch(parameter)
+
+    def _forget_gradients(self) -> None:
+        self._open = False  # gradients have arrived since the last exchange
+        self._adding = False  # they were added to averages that had not been zeroed
+        self._touched: set[_Param] = set()
+        self._before: dict[_Param, torch.Tensor] = {}  # those averages
+        self._num_passes = 0
+        self._started = 0.0
+        self._scale = self._density = 1.0
+
+    # -- during backward -----------------------------------------------------------------------------------------------
+
+    def _before_accumulation(self, parameter: _Param) -> None:
+        if (self.averaged or self._adding) and parameter not in self._touched and parameter.grad is not None:
+            self._before[parameter] = parameter.grad.detach().clone()
+
+    def _after_accumulation(self, parameter: _Param) -> None:
+        self._touched.add(parameter)
+        self._begin()
+        if self._num_passes == self.passes - 1:
+            self._feed(parameter)
+
+    def _end_pass(self) -> None:
+        self._num_passes += 1
+        if self._num_passes >= self.passes:
+            self.exchange()
+
+    def _begin(self) -> None:
+        """First gradient since the last exchange: settle that one, and look at the plan and the loss scale."""
+        if self._open:
+            return
+        self._open, self._adding, self.averaged = True, self.averaged and self._averages_are_kept(), False
+        # Inside step() the optimizer has consumed the last result (LBFGS). One that was not zeroed is consumed too,
+        # since the next is added to it. Otherwise it was thrown away.
+        self.settle(used=self.stepping or self._adding)
+        if self._adding:
+            for bucket in self.buckets:
+                bucket.ops.forget()
+        self._scale = float(self.grad_scaler.get_scale()) if self.grad_scaler is not None else 1.0
+        plan, self.controller_state = self.config.controller.decide(Seen(self.num_exchanges), self.controller_state)
+        self._density, self.counters.reason = plan.density, plan.reason
+
+    def _averages_are_kept(self) -> bool:
+        grads = itertools.chain(self._before.values(), (p.grad for p in self.names if p not in self._touched))
+        return any(_has_nonzero(grad) for grad in grads if grad is not None)
+
+    def _feed(self, parameter: _Param) -> None:
+        bucket = self._bucket_of.get(parameter)
+        if bucket is None or not bucket.wants(parameter) or parameter.grad is None or parameter.grad.is_sparse:
+            return
+        bucket.add(parameter, self._local_grad(parameter), self.driver.world(0).size, 1.0 / self._scale)
+        if bucket.num_missing == 0:
+            self._start(bucket)
+            self.driver.poll()
+
+    def _local_grad(self, parameter: _Param) -> torch.Tensor:
+        grad, before = parameter.grad, self._before.get(parameter)
+        return grad.detach() if before is None else grad.detach() - before
+
+    def _start(self, bucket: Bucket) -> None:
+        self._started = self._started or time.perf_counter()
+        k = num_kept(self._density, bucket.layout.spec.size)
+        self.driver.start(bucket.layout.spec.name, bucket.program(self.driver.world(self.num_exchanges), k))
+
+    def _start_rows(self, parameter: _Param) -> None:
+        if parameter in self._touched:
+            grad = self._local_grad(parameter)
+        else:
+            nowhere = torch.zeros((1, 0), dtype=torch.long, device=parameter.device)
+            grad = torch.sparse_coo_tensor(nowhere, parameter.new_zeros((0, *parameter.shape[1:])), parameter.shape)
+        program = sum_rows(self.driver.world(self.num_exchanges), grad, self.sparse_as_dense)
+        self.driver.start(self.names[parameter], program)
+
+    # -- the exchange --------------------------------------------------------------------------------------------------
+
+    def exchange(self, active: bool = True, failure: str = "") -> Census:
+        """Exchange what was accumulated since the last time, whatever is missing, and install the averages.
+
+        Args:
+            active: this rank has gradients. One that has joined takes part with zeros.
+            failure: what stopped this rank; makes every rank raise HvdSparseError with it.
+        """
+        try:
+            return self._exchange(active, failure)
+        except BaseException:
+            self.driver.abandon()
+            self.hooks.reset()
+            self.settle(used=False)
+            self._forget_gradients()
+            for bucket in self.buckets:
+                bucket.reset()
+            raise
+
+    def _exchange(self, active: bool, failure: str) -> Census:
+        self._begin()
+        waiting_since = time.perf_counter()
+        self._started = self._started or waiting_since
+        if active and not self._adding:  # gradients that no hook has seen: written by hand, for example
+            self._touched.update(p for p in self.names if p.grad is not None)
+        row_sparse = {p for p in self._touched if p.grad is not None and p.grad.is_sparse}
+        name = "census"
+        self.driver.start(name, census_program(list(self.names), self._touched, row_sparse, active, failure))
+        results: dict[str, Any] = {}
+        if not self.buckets:  # which gradients are row-sparse is known only now: plan, then exchange
+            results = self.driver.finish()
+            self._find_row_sparse(results[name])
+            self._plan_buckets([p for p in self.names if p.requires_grad and p not in self._row_sparse])
+        for parameter in self._touched:
+            self._feed(parameter)
+        for bucket in self.buckets:
+            if not bucket.started:
+                self._start(bucket)
+        for parameter in self._row_sparse:
+            self._start_rows(parameter)
+        results.update(self.driver.finish())
+        for parameter in self._find_row_sparse(results[name]):
+            self._start_rows(parameter)
+        results.update(self.driver.finish())
+        census: Census = results[name]
+        if census.num_failed:
+            reports = self.driver.run("failure", text_program(failure))
+            raise HvdSparseError("; ".join(f"rank {r} failed: {text}" for r, text in enumerate(reports) if text))
+        self._install(results, census)
+        self._count(time.perf_counter(), waiting_since)
+        self._forget_gradients()
+        self.averaged = self._pending = True
+        self.adopt({})
+        return census
+
+    def _install(self, results: dict[str, Any], census: Census) -> None:
+        """Replace p.grad by the average wherever some rank had a gradient."""
+        share = 1.0 / self.driver.world(0).size if self.average else 1.0
+        grads: dict[_Param, torch.Tensor] = {}
+        self._finite = []
+        for bucket in self.buckets:
+            reduced = results[bucket.layout.spec.name]
+            self._finite.append(reduced.finite)
+            grads.update(bucket.averages(reduced, share * self._scale))
+        for parameter in self._row_sparse:
+            total, dense, finite = results[self.names[parameter]]
+            self._finite.append(finite)
+            grads[parameter] = total * share
+            self.counters.sparse_gradients[self.names[parameter]] = "dense" if dense else "rows"
+        for parameter in census.present & grads.keys():
+            before = self._before.get(parameter)
+            if before is None and self._adding and parameter not in self._touched:
+                before = parameter.grad
+            parameter.grad = grads[parameter] if before is None else grads[parameter] + before
+
+    def _find_row_sparse(self, census: Census) -> list[_Param]:
+        new = [p for p in self.names if p in census.row_sparse and p not in self._row_sparse]
+        self._row_sparse += new
+        return new
+
+    def _plan_buckets(self, parameters: Sequence[_Param]) -> None:
+        known = {self.names[p]: p for p in parameters}
+        config = self.config
+        described = [
+            Parameter(name, p.numel(), p.dim(), f"{p.dtype} {p.device.type}", p.element_size())
+            for name, p in known.items()
+        ]
+        layouts = plan_buckets(described, config.bucket_bytes, config.min_size, self.groups, len(self.buckets))
+        for layout in layouts:
+            memory = config.memory.for_dense() if layout.dense else config.memory
+            exchange = Exchange(layout.spec, Dense() if layout.dense else config.scheme(), memory)
+            bucket = Bucket(layout, exchange, [known[member.name] for member in layout.members])
+            self.buckets.append(bucket)
+            self._bucket_of.update((p, bucket) for p in bucket.parameters)
+            if self.loaded is not None:
+                bucket.load(self.loaded["memory"], self.loaded["scheme"])
+
+    def adopt(self, names: dict[_Param, str]) -> None:
+        """Take in further parameters, and those that require a gradient only now."""
+        self.names.update(names)
+        new = [p for p in self.names if self.hooks.watch(p)]
+        if self.buckets:
+            self._plan_buckets([p for p in new if p not in self._bucket_of])
+
+    # -- the outcome ---------------------------------------------------------------------------------------------------
+
+    def settle(self, used: bool) -> None:
+        """Decide about the last exchange, unless that is done.
+
+        Used: what was sent leaves the memory. Not used, or some rank's numbers were not finite: all stays as before.
+        """
+        if not self._pending:
+            return
+        self._pending = False
+        if used and all(bool(flag) for flag in self._finite):
+            for bucket in self.buckets:
+                bucket.commit()
+        else:
+            for bucket in self.buckets:
+                bucket.discard()
+            self.counters.skipped_steps += 1
+
+    def is_pristine(self) -> bool:
+        """Nothing was ever exchanged, and gradients are zeros: Horovod's way to create optimizer state is a step."""
+        grads = [p.grad for p in self.names if p.requires_grad]
+        return not (self.num_exchanges or self._touched) and all(g is not None and not _has_nonzero(g) for g in grads)
+
+    def zeroed(self) -> None:
+        """`zero_grad` was called."""
+        self.settle(used=self.stepping)
+        self._forget_gradients()
+        self.averaged = False
+
+    def metrics(self) -> dict[str, Any]:
+        """See `Counters.as_dict`."""
+        norm = sum(bucket.norm_squared() for bucket in self.buckets) ** 0.5
+        return self.counters.as_dict(self.driver.num_bytes, norm)
+
+    def _count(self, now: float, waiting_since: float) -> None:
+        size, counters = self.driver.world(0).size, self.counters
+        elements = sum(bucket.layout.spec.size for bucket in self.buckets)
+        elements += sum(parameter.numel() for parameter in self._row_sparse)
+        self.num_exchanges += 1
+        counters.num_exchanges += 1
+        counters.density = self._density
+        counters.bytes_dense += 8 * elements * (size - 1) / size
+        counters.exchange_seconds += now - self._started
+        counters.exposed_seconds += now - waiting_since
+
+
+def _has_nonzero(grad: torch.Tensor) -> bool:
+    return bool((grad.coalesce().values() if grad.is_sparse else grad).any())

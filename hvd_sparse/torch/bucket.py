@@ -1,0 +1,140 @@
+"""The flat buffers of one bucket, and the gradients that go through them."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from hvd_sparse.buckets import Layout, Member
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.ops.torch import TorchOps
+from hvd_sparse.types import Program, Reduced, State, World
+
+
+class Bucket:
+    """Collects gradients, starts the exchange, hands out the averages, keeps or drops what was reached.
+
+    The memory's arrays exist twice. A gradient is compensated from `state` into `reached` (residual + gradient, one
+    pass); taking the step swaps the two, so a result that is thrown away costs nothing and changes nothing.
+
+    Args:
+        layout: the bucket's parameters.
+        exchange: how it is exchanged.
+        parameters: the tensors, in the layout's order.
+    """
+
+    def __init__(self, layout: Layout, exchange: Exchange, parameters: list[torch.nn.Parameter]) -> None:
+        self.layout = layout
+        self.exchange = exchange
+        self.parameters = parameters
+        self.ops = TorchOps(reuse=True)
+        like = parameters[0]
+        self.state = exchange.init(self.ops, like)
+        self.reached: State = exchange.init(self.ops, like)["memory"]
+        accumulator = exchange.memory.accumulator
+        self._own_x = None if accumulator else self.ops.zeros(layout.spec.size, like)
+        self._index = {parameter: number for number, parameter in enumerate(parameters)}
+        self.started = False
+        self._arrived: set[int] = set()
+        self._outcome: Optional[tuple[Reduced, State]] = None
+        self._absent: list[Member] = []
+
+    @property
+    def num_missing(self) -> int:
+        """Gradients still to come."""
+        return len(self.parameters) - len(self._arrived)
+
+    def wants(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether this parameter's gradient may still be added to the coming exchange."""
+        return not self.started and self._index[parameter] not in self._arrived
+
+    def add(self, parameter: torch.nn.Parameter, grad: torch.Tensor, num_ranks: int, alpha: float) -> None:
+        """Compensate `alpha * grad` straight into the accumulator."""
+        number = self._index[parameter]
+        member = self.layout.members[number]
+        state = {key: _part(flat, member) for key, flat in self.state["memory"].items()}
+        out = {key: _part(flat, member) for key, flat in self.reached.items()}
+        flat_grad = grad.detach().reshape(-1)
+        x, _ = self.exchange.memory.compensate(self.ops, num_ranks, flat_grad, state, alpha, out)
+        if self._own_x is not None:
+            _part(self._own_x, member).copy_(x)
+        self._arrived.add(number)
+
+    def program(self, world: World, k: int) -> Program[Reduced]:
+        """The exchange. Parameters without a gradient send zeros and keep their residual."""
+        self.started = True
+        self._absent = [m for number, m in enumerate(self.layout.members) if number not in self._arrived]
+        x = self._accumulator()
+        for member in self._absent:
+            _part(x, member).zero_()
+        reduced, scheme = yield from self.exchange.scheme.reduce(
+            self.ops, world, self.exchange.spec, x, k, self.state["scheme"]
+        )
+        self._outcome = (reduced, {"memory": self.reached, "scheme": scheme})
+        return reduced
+
+    def averages(self, reduced: Reduced, gain: float) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """`gain * total` as one tensor per parameter: views of one flat buffer in the parameters' dtype."""
+        self.reset()
+        flat = reduced.total.mul_(gain).to(self.parameters[0].dtype)
+        return {p: _part(flat, m).view(p.shape) for p, m in zip(self.parameters, self.layout.members)}
+
+    def reset(self) -> None:
+        """Expect the next gradients."""
+        self.started = False
+        self._arrived.clear()
+
+    def commit(self) -> None:
+        """The last exchange's result is used: what was sent leaves the memory."""
+        if self._outcome is None:
+            return
+        reduced, reached = self._outcome
+        spare = self.state["memory"]
+        self.state = self.exchange.commit(self.ops, reduced, reached)
+        for key, flat in self.state["memory"].items():
+            for member in self._absent:
+                _part(flat, member).copy_(_part(spare[key], member))
+        self.reached = spare
+        self._outcome = None
+
+    def discard(self) -> None:
+        """The last exchange's result is thrown away: the memory stays as it was before."""
+        self._outcome = None
+
+    def norm_squared(self) -> float:
+        """Sum of squares of what has not been sent yet."""
+        accumulator = self.exchange.memory.accumulator
+        return float(self.ops.norm_squared(self.state["memory"][accumulator])) if accumulator else 0.0
+
+    def save(self) -> dict[str, dict[str, Any]]:
+        """{"memory": {parameter: {key: tensor}}, "scheme": {bucket: state}}, copies on the CPU."""
+        memory = {}
+        for member, parameter in zip(self.layout.members, self.parameters):
+            parts = {key: _part(flat, member).view(parameter.shape) for key, flat in self.state["memory"].items()}
+            memory[member.name] = {key: part.detach().cpu().clone() for key, part in parts.items()}
+        return {"memory": memory, "scheme": {self._signature(): dict(self.state["scheme"])}}
+
+    def load(self, memory: dict[str, dict[str, torch.Tensor]], scheme: dict[str, Any]) -> list[str]:
+        """Take over what was saved for these parameters; the names of those without a usable entry."""
+        missing = []
+        for member in self.layout.members if self.state["memory"] else ():
+            saved = memory.get(member.name, {})
+            if any(key not in saved or saved[key].numel() != member.size for key in self.state["memory"]):
+                missing.append(member.name)
+                continue
+            for key, flat in self.state["memory"].items():
+                _part(flat, member).copy_(saved[key].reshape(-1))
+        self.state["scheme"].update(scheme.get(self._signature(), {}))
+        return missing
+
+    def _signature(self) -> str:
+        return f"{self.layout.spec.name}:{self.layout.spec.size}"
+
+    def _accumulator(self) -> torch.Tensor:
+        accumulator = self.exchange.memory.accumulator
+        return self._own_x if accumulator is None else self.reached[accumulator]
+
+
+def _part(flat: torch.Tensor, member: Member) -> torch.Tensor:
+    return flat[member.start : member.start + member.size]

@@ -1,0 +1,41 @@
+"""What ranks tell each other about an exchange, in one small allreduce beside the data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hvd_sparse.collectives.requests import AllReduce
+from hvd_sparse.types import Program
+
+
+@dataclass(frozen=True)
+class Census:
+    """Parameters that have a gradient on some rank, those whose gradient is row-sparse; ranks that train, and failed."""
+
+    present: frozenset[torch.nn.Parameter]
+    row_sparse: frozenset[torch.nn.Parameter]
+    num_active: int
+    num_failed: int
+
+
+def census_program(
+    parameters: Sequence[torch.nn.Parameter],
+    touched: Collection[torch.nn.Parameter],
+    row_sparse: Collection[torch.nn.Parameter],
+    active: bool,
+    failure: str,
+) -> Program[Census]:
+    """Count over ranks who has a gradient for which parameter, who has left, and who failed."""
+    flags = [float(p in touched) for p in parameters] + [float(p in row_sparse) for p in parameters]
+    device = parameters[0].device
+    counts = yield AllReduce(torch.tensor([*flags, float(active), float(bool(failure))], device=device), tag="counts")
+    numbers, n = counts.tolist(), len(parameters)
+    return Census(
+        present=frozenset(p for p, number in zip(parameters, numbers[:n]) if number > 0.5),
+        row_sparse=frozenset(p for p, number in zip(parameters, numbers[n : 2 * n]) if number > 0.5),
+        num_active=round(numbers[-2]),
+        num_failed=round(numbers[-1]),
+    )

@@ -1,0 +1,148 @@
+"""Which ranks train together: agreement when an optimizer is wrapped, ranks that finish early, ranks that fail."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import logging
+import sys
+import threading
+import weakref
+from typing import Any, Optional
+
+import horovod.torch as hvd
+import torch
+
+from hvd_sparse.collectives.requests import AllGather
+from hvd_sparse.drivers.horovod_torch import HorovodTorch, text_program
+from hvd_sparse.torch.averager import Averager
+from hvd_sparse.torch.functions import broadcast_optimizer_state
+from hvd_sparse.types import HvdSparseError, Program
+
+_log = logging.getLogger("hvd_sparse")
+_counter = itertools.count()
+_live: list[tuple[weakref.ref[Averager], weakref.ref[torch.optim.Optimizer]]] = []
+_FAREWELL_SECONDS = 15.0
+
+
+def next_prefix() -> str:
+    """Leads the operation names of the next wrapper; ranks wrap in the same order."""
+    return f"hvd_sparse.{next(_counter)}"
+
+
+def agree(driver: HorovodTorch, settings: dict[str, Any], refusal: Optional[Exception]) -> None:
+    """Return on all ranks or raise HvdSparseError on all ranks (but not on one whose own `refusal` says it better)."""
+    mine = json.dumps({"refusal": str(refusal) if refusal else "", "settings": settings})
+    everybody = [json.loads(text) for text in driver.run("wrap", text_program(mine))]
+    refusals = [f"rank {r}: {one['refusal']}" for r, one in enumerate(everybody) if one["refusal"]]
+    if refusals and refusal is None:
+        raise HvdSparseError(f"Another rank could not wrap its optimizer. {' '.join(refusals)}")
+    different = _differences([one["settings"] for one in everybody])
+    if different and not refusals:
+        raise HvdSparseError(f"Ranks wrap their optimizers differently. {different}")
+
+
+def _differences(settings: list[dict[str, Any]]) -> str:
+    flat = [{**one, **{f"parameter {k}": v for k, v in one.get("parameters", {}).items()}} for one in settings]
+    found = []
+    for key in sorted(set().union(*flat) - {"parameters"}):
+        values = [json.dumps(one.get(key, "absent")) for one in flat]
+        if len(set(values)) > 1:
+            found.append(f"{key}: " + ", ".join(f"rank {r} {value}" for r, value in enumerate(values)))
+    orders = {tuple(one.get("parameters", {})) for one in settings}
+    if not found and len(orders) > 1:
+        found.append("the parameters are in different orders")
+    more = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
+    return "; ".join(found[:5]) + more
+
+
+def register(averager: Averager, optimizer: torch.optim.Optimizer) -> None:
+    """Note a new wrapper. One over the same parameters that was there before stops averaging.
+
+    Raises:
+        ValueError: another wrapper has some of the parameters, but not the same ones.
+    """
+    for other in live():
+        shared = other.names.keys() & averager.names.keys()
+        if shared and other.names.keys() != averager.names.keys():
+            averager.hooks.close()
+            name = other.names[next(iter(shared))]
+            raise ValueError(f"Parameter {name!r} belongs to another wrapped optimizer as well. Call its close() first.")
+        if shared:
+            other.hooks.close()
+            other.closed = True
+    if not _live:
+        atexit.register(_say_farewell)
+    _live.append((weakref.ref(averager), weakref.ref(optimizer)))
+
+
+def live() -> list[Averager]:
+    """The averagers that are in use, in order of wrapping."""
+    return [averager for ref, _ in _live if (averager := ref()) is not None and not averager.closed]
+
+
+def join(device: int = -1) -> int:
+    """This rank has no more batches: take part in the others' exchanges, with zeros, until all ranks have joined.
+
+    Then parameters and optimizer state are those of the rank that joined last, on every rank. Averages are over all
+    ranks, as with Horovod's own `join`, which serves when no optimizer is wrapped for sparse exchange. Buffers
+    outside the optimizer (running means of batch norm) stay each rank's own.
+
+    Args:
+        device: as in Horovod.
+
+    Returns:
+        The rank that joined last.
+    """
+    averagers = live()
+    if not averagers:
+        return int(hvd.join(device))
+    own_steps = sum(averager.num_exchanges for averager in averagers)
+    _accompany(averagers, failure="")
+    driver = averagers[0].driver
+    last = int(driver.run("join", _latest(own_steps)))
+    for averager, optimizer in [(a(), o()) for a, o in _live]:
+        if averager is not None and optimizer is not None and not averager.closed:
+            hvd.broadcast_parameters([(name, p) for p, name in averager.names.items()], last)
+            broadcast_optimizer_state(optimizer, last)
+    return last
+
+
+def _latest(own_steps: int) -> Program[int]:
+    steps = yield AllGather(torch.tensor([own_steps]), tag="steps")
+    return int(len(steps) - 1 - steps.flip(0).argmax())
+
+
+def _accompany(averagers: list[Averager], failure: str) -> None:
+    """Take part in every exchange of the others until nobody trains any more. Optimizers need not take turns."""
+    errors: list[BaseException] = []
+
+    def follow(averager: Averager) -> None:
+        try:
+            while averager.exchange(active=False, failure=failure).num_active:
+                pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=follow, args=(averager,), daemon=True) for averager in averagers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_FAREWELL_SECONDS if failure else None)
+    if errors:
+        raise errors[0]
+
+
+def _say_farewell() -> None:
+    """At exit after an uncaught exception: tell the others what it was, so that they do not wait or guess."""
+    error = getattr(sys, "last_value", None)
+    averagers = live()
+    if error is None or isinstance(error, (HvdSparseError, hvd.HorovodInternalError)) or not averagers:
+        return
+    if not hvd.is_initialized():
+        return
+    try:
+        _accompany(averagers, failure=f"{type(error).__name__}: {error}" or "unknown")
+    except HvdSparseError:
+        _log.info("The other ranks know why this one stops.")

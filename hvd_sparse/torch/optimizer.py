@@ -1,0 +1,107 @@
+"""`DistributedOptimizer`: Horovod's signature, wrapped in place."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional, Union
+
+import horovod.torch as hvd
+import torch
+
+from hvd_sparse.drivers.horovod_torch import HorovodTorch
+from hvd_sparse.torch import membership
+from hvd_sparse.torch.averager import Averager
+from hvd_sparse.torch.request import WrapRequest, check_request
+from hvd_sparse.torch.wrapped import put_on
+
+_log = logging.getLogger("hvd_sparse")
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Optional[Iterable[tuple[str, torch.Tensor]]] = None,
+    compression: Any = None,
+    backward_passes_per_step: int = 1,
+    op: Any = hvd.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Union[None, int, Sequence[Sequence[torch.Tensor]]] = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = hvd.global_process_set,
+    *,
+    grad_scaler: Any = None,
+) -> Any:
+    """Average gradients over ranks, sparsely, before each step.
+
+    The optimizer object itself is returned: its class becomes a subclass of what it was, so state, hooks, schedulers
+    and `isinstance` stay valid. Gradients are averaged when `backward()` returns, as with PyTorch's DDP; clipping,
+    GradScaler and closures need nothing special. `p.grad` are views of one buffer per bucket, which the next exchange
+    overwrites.
+
+    Args:
+        optimizer: any `torch.optim.Optimizer`.
+        named_parameters: as `model.named_parameters()`; names key the saved state.
+        compression: `Compression.sparse(...)` (default: `Compression.sparse()`), or `Compression.none` / `.fp16` for
+            Horovod's own optimizer wrapper.
+        backward_passes_per_step: backward passes whose gradients are accumulated before an exchange.
+        op: `Average` or `Sum`. Adasum needs `Compression.none`.
+        gradient_predivide_factor: as in Horovod; sums are in float32, so it changes nothing here.
+        num_groups: Horovod's older name of an int for `groups`.
+        groups: an int: so many buckets of about equal size; lists of parameters: one bucket each.
+        sparse_as_dense: gradients of `Embedding(sparse=True)` travel densely.
+        process_set: ranks that average with each other.
+        grad_scaler: the `torch.amp.GradScaler` in use. Residuals then hold unscaled gradients and survive a change
+            of the scale; without it gradients are taken as they come.
+
+    Returns:
+        `optimizer`, with the further methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step`,
+        `metrics`, `compression_state_dict`, `load_compression_state_dict` and `close`.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or cannot be honoured.
+        HvdSparseError: ranks wrap different models or configurations, or another rank refused; on every rank.
+    """
+    if compression in (hvd.Compression.none, hvd.Compression.fp16):
+        _log.info("Horovod's own DistributedOptimizer, as compression=%s asks for.", compression.__name__)
+        return hvd.DistributedOptimizer(
+            optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
+            num_groups, groups, sparse_as_dense, process_set,
+        )  # fmt: skip
+    if not hvd.is_initialized():
+        raise ValueError("Horovod is not initialised: call hvd.init() before wrapping an optimizer.")
+    if not process_set.included():
+        return optimizer
+    request, refusal = WrapRequest(), None
+    try:
+        request = check_request(
+            optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
+            num_groups or groups,
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        refusal = error
+    driver = HorovodTorch(membership.next_prefix(), {"global": process_set}, request.timeout_seconds)
+    if process_set.size() > 1:
+        membership.agree(driver, request.describe(), refusal)
+    if refusal is not None:
+        raise refusal
+    if already := getattr(optimizer, "wrap_request", None):
+        if already.describe() != request.describe():
+            raise ValueError("`optimizer` is wrapped already, with other settings. Call its close() first.")
+        return optimizer
+    averager = None
+    if process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":
+        averager = Averager(
+            request.names, request.config, driver, average=op == hvd.Average, passes=request.passes,
+            groups=request.groups, sparse_as_dense=sparse_as_dense, grad_scaler=grad_scaler,
+        )  # fmt: skip
+        membership.register(averager, optimizer)
+    put_on(optimizer, request, averager)
+    if process_set.rank() == 0:
+        elements = sum(parameter.numel() for parameter in request.names)
+        _log.info(
+            "%s: %d ranks, %d parameters with %d elements; %s", type(optimizer).__name__, process_set.size(),
+            len(request.names), elements, ", ".join(f"{k}={v}" for k, v in request.config.describe().items()),
+        )  # fmt: skip
+    return optimizer

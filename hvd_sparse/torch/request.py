@@ -1,0 +1,117 @@
+"""The arguments of `DistributedOptimizer`, checked before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import horovod.torch as hvd
+import torch
+
+from hvd_sparse.buckets import Parameter, split_evenly
+from hvd_sparse.config import Config, sparse_config
+
+
+@dataclass(frozen=True)
+class WrapRequest:
+    """What one rank wants; empty if it refused."""
+
+    config: Optional[Config] = None
+    names: dict[torch.nn.Parameter, str] = field(default_factory=dict)
+    passes: int = 1
+    average: bool = True
+    groups: Optional[list[list[str]]] = None
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long to wait for other ranks."""
+        return self.config.timeout_seconds if self.config else 600.0
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        config = self.config.describe() if self.config else {}
+        parameters = {name: f"{list(p.shape)} {p.dtype}" for p, name in self.names.items()}
+        passes = {"backward_passes_per_step": self.passes, "average": self.average, "groups": self.groups}
+        return {**config, **passes, "parameters": parameters}
+
+
+def check_request(
+    optimizer: Any,
+    named_parameters: Optional[Iterable[Any]],
+    compression: Any,
+    passes: Any,
+    op: Any,
+    predivide: float,
+    groups: Any,
+) -> WrapRequest:
+    """The request, or an error that says what is wrong with it."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer. Received: {type(optimizer).__name__}.")
+    config = sparse_config() if compression is None else compression
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"`compression` must be Compression.sparse(...), Compression.none or Compression.fp16. "
+            f"Received: compression={compression!r}."
+        )
+    if op not in (hvd.Average, hvd.Sum):
+        raise ValueError(f"`op` must be Average or Sum; for Adasum take compression=Compression.none. Received: op={op}.")
+    if predivide != 1.0 and op != hvd.Average:
+        raise ValueError(f"`gradient_predivide_factor` needs op=Average. Received: {predivide!r} with op={op}.")
+    check_passes(passes)
+    own_momentum = getattr(config.memory, "momentum", None)
+    if own_momentum and any(group.get("momentum") for group in optimizer.param_groups):
+        raise ValueError(
+            f"`memory` applies the momentum itself ({own_momentum}): give the optimizer momentum=0. "
+            f"Received: momentum={optimizer.param_groups[0].get('momentum')!r}."
+        )
+    names = _names(optimizer, named_parameters)
+    return WrapRequest(config, names, passes, op == hvd.Average, _groups(groups, names))
+
+
+def check_passes(passes: Any) -> int:
+    """`passes` if it is a number of backward passes."""
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"`backward_passes_per_step` must be an int, 1 or more. Received: {passes!r}.")
+    return passes
+
+
+def _names(optimizer: torch.optim.Optimizer, named: Optional[Iterable[Any]]) -> dict[torch.nn.Parameter, str]:
+    ours = [(p, f"group{g}.{i}") for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])]
+    if not ours:
+        raise ValueError("`optimizer` has no parameters: is the model empty?")
+    if named is not None:
+        pairs = list(named)
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            raise ValueError("`named_parameters` must yield (name, parameter), as model.named_parameters() does.")
+        known = {parameter: name for name, parameter in pairs}
+        if len(set(known.values())) < len(known):
+            twice = sorted({name for name in known.values() if list(known.values()).count(name) > 1})
+            raise ValueError(f"`named_parameters` must have unique names. Received twice: {', '.join(twice)}.")
+        nameless = [name for p, name in ours if p not in known]
+        if nameless:
+            raise ValueError(
+                f"`named_parameters` must name every parameter of the optimizer. Missing: {len(nameless)}, the first "
+                f"at {nameless[0]}. Is it the same model?"
+            )
+        ours = [(p, known[p]) for p, _ in ours]
+    for parameter, name in ours:
+        if parameter.is_meta:
+            raise ValueError(f"Parameter {name!r} is on the meta device: materialise the model before wrapping.")
+        if not parameter.is_floating_point():
+            raise ValueError(f"Parameter {name!r} must be of a real floating-point dtype. Received: {parameter.dtype}.")
+    return dict(ours)
+
+
+def _groups(groups: Any, names: dict[torch.nn.Parameter, str]) -> Optional[list[list[str]]]:
+    if not groups:
+        return None
+    if isinstance(groups, int) and groups > 0:
+        return split_evenly([Parameter(name, p.numel(), p.dim(), "") for p, name in names.items()], groups)
+    valid = isinstance(groups, Sequence) and all(isinstance(group, Sequence) for group in groups)
+    if not valid or not all(isinstance(p, torch.Tensor) and p in names for group in groups for p in group):
+        raise ValueError(f"`groups` must be an int or lists of the optimizer's parameters. Received: groups={groups!r}.")
+    listed = [names[p] for group in groups for p in group]
+    if len(set(listed)) < len(listed):
+        raise ValueError("`groups` must name each parameter at most once.")
+    return [[names[p] for p in group] for group in groups]

@@ -1,0 +1,121 @@
+"""The methods that a wrapped optimizer has, and how they get onto an object that exists already."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import torch
+
+from hvd_sparse.metrics import Counters
+from hvd_sparse.torch import state
+from hvd_sparse.torch.averager import Averager
+from hvd_sparse.torch.request import WrapRequest, check_passes
+
+_CLASSES: dict[type, type] = {}
+
+
+class Wrapped:
+    """Mixed into the class of a wrapped optimizer, in front of the class it had."""
+
+    wrap_request: Optional[WrapRequest]
+    averager: Optional[Averager]
+    param_groups: list[dict[str, Any]]
+    _skip_synchronize = False
+
+    def synchronize(self) -> None:
+        """Make sure that `p.grad` are averages. They are when backward returns, so there is rarely anything to do."""
+        if self.averager and not self.averager.averaged:
+            self.averager.exchange()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside this context `step()` takes gradients as they are."""
+        self._skip_synchronize = True
+        try:
+            yield
+        finally:
+            self._skip_synchronize = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Exchange after so many backward passes from now on; equal on all ranks."""
+        check_passes(passes)
+        if self.averager:
+            self.averager.passes = passes
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As in plain PyTorch. Averages that no step has used are thrown away, and residuals keep what they hold."""
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+        if self.averager:
+            self.averager.zeroed()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in plain PyTorch, on all ranks alike."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        if self.averager:
+            group = len(self.param_groups) - 1
+            added = self.param_groups[group]["params"]
+            self.averager.adopt({parameter: f"added{group}.{i}" for i, parameter in enumerate(added)})
+
+    def metrics(self) -> dict[str, Any]:
+        """Density, bytes, seconds and more of this rank; keys as in `hvd_sparse.metrics.Counters.as_dict`."""
+        if self.averager:
+            return self.averager.metrics()
+        return Counters(scheme="none", reason="one rank: nothing to exchange").as_dict(0, 0.0)
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """This rank's residuals, thresholds and counters; see `hvd_sparse.torch.state`. Save one per rank."""
+        return state.save(self.averager)
+
+    def load_compression_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take over what this rank saved. See `hvd_sparse.torch.state` for a changed number of ranks."""
+        state.load(self.averager, saved)
+
+    def close(self) -> None:
+        """Stop averaging and become the plain optimizer again."""
+        if self.averager:
+            self.averager.hooks.close()
+        for handle in self.__dict__.pop("_step_hooks", ()):
+            handle.remove()
+        self.__dict__.update(averager=None, wrap_request=None)
+        self.__class__ = type(self).__mro__[2]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy or a pickle is a plain optimizer: hooks belong to this process and these parameters.
+        return copyreg.__newobj__, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
+
+
+def put_on(optimizer: torch.optim.Optimizer, request: WrapRequest, averager: Optional[Averager]) -> None:
+    """Make `optimizer` a `Wrapped` one, in place.
+
+    Raises:
+        TypeError: Python cannot change the class of this object (one with __slots__, say).
+    """
+    base = type(optimizer)
+    if base not in _CLASSES:
+        body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+        _CLASSES[base] = type(base.__name__, (Wrapped, base), body)
+    try:
+        optimizer.__class__ = _CLASSES[base]
+    except TypeError as error:
+        raise TypeError(f"`optimizer` of class {base.__name__} cannot be wrapped in place: {error}.") from error
+    optimizer.__dict__.update(wrap_request=request, averager=averager)
+    if averager:
+        # Hooks rather than an overridden step(): a scheduler made before wrapping holds the old bound method.
+        hooks = (optimizer.register_step_pre_hook(_before_step), optimizer.register_step_post_hook(_after_step))
+        optimizer.__dict__["_step_hooks"] = hooks
+
+
+def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    averager = optimizer.averager
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None and not optimizer._skip_synchronize and not averager.is_pristine():
+        optimizer.synchronize()
+    averager.stepping = True
+
+
+def _after_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    optimizer.averager.settle(used=True)
+    optimizer.averager.stepping = False

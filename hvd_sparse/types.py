@@ -1,0 +1,90 @@
+"""The nouns that every part shares. Shapes: n elements in a bucket, k entries kept, P ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Optional, TypeVar
+
+Array = Any  # a 1-D numpy.ndarray, torch.Tensor or tf.Tensor: whatever the Ops in use works on
+State = dict[str, Any]
+T = TypeVar("T")
+Program = Generator[Any, Any, T]  # yields requests (collectives.requests), receives their answers, returns T
+
+
+class HvdSparseError(RuntimeError):
+    """Ranks disagree, or one of them failed; the message names the cause and is raised on every rank."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A bucket: known before the first step and equal on every rank."""
+
+    name: str
+    size: int
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Entries of a vector of `size` elements: ascending int32 or int64 `indices` (k,) and their `values` (k,)."""
+
+    indices: Array
+    values: Array
+    size: int
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The outcome of one exchange.
+
+    Attributes:
+        total: (n,) sum over ranks, bit-equal on all of them.
+        used: the part of this rank's input that is inside `total`; None stands for all of it.
+        finite: 0-d boolean, equal on all ranks: no rank contributed an infinity or NaN.
+    """
+
+    total: Array
+    used: Optional[Sparse]
+    finite: Any
+
+
+@dataclass(frozen=True)
+class World:
+    """Who takes part. `step` counts exchanges and is equal on all ranks.
+
+    `groups` maps further group names ("local", "cross") to (rank, size) inside them; "global" is (rank, size).
+    """
+
+    rank: int
+    size: int
+    step: Any = 0
+    groups: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def num_kept(density: float, size: int) -> int:
+    """k for a bucket of `size` elements: at least one entry, never more than there are."""
+    # The guard against 0.07 * 100 == 7.000000000000001 and 0.29 * 100 == 28.999999999999996.
+    return max(1, min(size, math.floor(density * size + 1e-9)))
+
+
+def check_density(density: Any, name: str = "density") -> float:
+    """Return `density` as a float.
+
+    Raises:
+        TypeError: not a number. ValueError: outside (0, 1].
+    """
+    hint = f"`{name}` must be a number in (0, 1], for example 0.01 for one per cent. Received: {name}={density!r}."
+    if isinstance(density, bool) or not isinstance(density, (int, float)):
+        raise TypeError(hint)
+    if not 0 < density <= 1:
+        raise ValueError(hint)
+    return float(density)
+
+
+def check_positive(value: Any, name: str) -> float:
+    """Return `value` if it is a positive finite number, else raise a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"`{name}` must be a positive number. Received: {name}={value!r}.")
+    return value
