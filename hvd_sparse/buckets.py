@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from hvd_sparse.types import Spec
 
@@ -42,7 +41,7 @@ def plan_buckets(
     parameters: Sequence[Parameter],
     bucket_bytes: int,
     min_size: int,
-    groups: Optional[Sequence[Sequence[str]]] = None,
+    groups: Sequence[Sequence[str]] | None = None,
     first: int = 0,
 ) -> list[Layout]:
     """Fill buckets in reverse order of registration: backward produces gradients roughly in that order.

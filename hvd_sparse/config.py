@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any
 
 from hvd_sparse import registry
 from hvd_sparse.collectives import Collective
@@ -44,10 +44,10 @@ class Config:
 def sparse_config(
     density: float = 0.01,
     *,
-    sparsifier: Union[str, Sparsifier] = "threshold",
-    collective: Union[None, str, Collective] = None,
-    memory: Union[str, Memory] = "residual",
-    controller: Union[None, Controller] = None,
+    sparsifier: str | Sparsifier = "threshold",
+    collective: None | str | Collective = None,
+    memory: str | Memory = "residual",
+    controller: None | Controller = None,
     warmup_steps: int = 0,
     bucket_bytes: int = 4 * 2**20,
     min_size: int = 1024,
@@ -77,15 +77,17 @@ def sparse_config(
     if controller is None:
         controller = Warmup(density, warmup_steps) if warmup_steps else Fixed(density)
     elif density != 0.01 or warmup_steps:
-        raise ValueError("`controller` replaces `density` and `warmup_steps`: give it alone. "
-                         f"Received: density={density!r}, warmup_steps={warmup_steps!r}.")  # fmt: skip
-    sparsifier = registry.create("sparsifier", sparsifier)
+        raise ValueError(
+            f"`controller` replaces `density` and `warmup_steps`: give it alone. "
+            f"Received: density={density!r}, warmup_steps={warmup_steps!r}."
+        )
+    selection: Sparsifier = registry.create("sparsifier", sparsifier)
     if collective is None:
-        collective = "shared_allreduce" if sparsifier.shared_indices else "allgather"
+        collective = "shared_allreduce" if selection.shared_indices else "allgather"
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
         raise ValueError(f"`min_size` must be a number of elements, 0 or more. Received: min_size={min_size!r}.")
     config = Config(
-        sparsifier=sparsifier,
+        sparsifier=selection,
         collective=registry.create("collective", collective),
         memory=registry.create("memory", memory),
         controller=registry.create("controller", controller),
@@ -100,8 +102,3 @@ def sparse_config(
 def _words(part: Any) -> str:
     settings = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(part).items()) if name[0] != "_")
     return type(part).__name__ + (f"({settings})" if settings else "")
-
-
-def momentum_of(memory: Any) -> Optional[float]:
-    """The momentum that `memory` applies itself, or None."""
-    return getattr(memory, "momentum", None)

@@ -8,7 +8,6 @@ taken leaves every state as it was.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 from hvd_sparse.memories import Memory
 from hvd_sparse.ops.base import Ops
@@ -24,7 +23,7 @@ class Exchange:
     scheme: Scheme
     memory: Memory
 
-    def init(self, ops: Ops, like: Optional[Array] = None) -> State:
+    def init(self, ops: Ops, like: Array | None = None) -> State:
         """State before the first step, on the device of `like`."""
         memory = {key: ops.zeros(self.spec.size, like) for key in self.memory.keys}
         return {"memory": memory, "scheme": self.scheme.init(ops, self.spec)}

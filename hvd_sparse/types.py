@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 Array = Any  # a 1-D numpy.ndarray, torch.Tensor or tf.Tensor: whatever the Ops in use works on
 State = dict[str, Any]
@@ -46,7 +46,7 @@ class Reduced:
     """
 
     total: Array
-    used: Optional[Sparse]
+    used: Sparse | None
     finite: Any
 
 

@@ -17,7 +17,5 @@ class Collective(Protocol):
 
     needs_shared_indices: bool
 
-    def reduce(
-        self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse
-    ) -> Program[Reduced]:
+    def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
         """`local`: at most k preselected entries of the accumulator `x` (n,)."""

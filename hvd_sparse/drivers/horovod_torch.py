@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -173,7 +173,7 @@ def text_program(text: str, tag: str = "text") -> Program[list[str]]:
     return [bytes(part.tolist()).decode().strip() for part in parts]
 
 
-def process_sets(global_set: Optional[Any] = None) -> dict[str, Any]:
+def process_sets(global_set: Any | None = None) -> dict[str, Any]:
     """The groups that programs may name."""
     return {"global": hvd.global_process_set if global_set is None else global_set}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
-from typing import Any, Optional
+from typing import Any
 
 from hvd_sparse.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Request, num_words
 from hvd_sparse.ops.base import Ops
@@ -46,7 +46,7 @@ class Simulator:
         HvdSparseError: ranks made different requests in one round; the message shows each rank's.
     """
 
-    def __init__(self, size: int, link: Optional[Link] = None, ops: Optional[Ops] = None) -> None:
+    def __init__(self, size: int, link: Link | None = None, ops: Ops | None = None) -> None:
         self.size = size
         self.link = link
         self.ops = NumpyOps() if ops is None else ops
@@ -77,7 +77,7 @@ class Simulator:
             answers = self._answer([requests[rank] for rank in range(self.size)])
 
     def _check(self, requests: dict[int, Request], results: dict[int, Any]) -> None:
-        described = {rank: "nothing, its program has ended" for rank in results}
+        described = dict.fromkeys(results, "nothing, its program has ended")
         described.update({rank: _describe(request) for rank, request in requests.items()})
         if len(set(described.values())) > 1:
             lines = "; ".join(f"rank {rank}: {described[rank]}" for rank in sorted(described))

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Optional, Protocol
+from typing import Protocol
 
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.types import Array, Sparse, State
 
 
 class Memory(Protocol):
-    """Works elementwise on state arrays of the gradient's shape, so a bucket can be fed parameter by parameter.
+    """Works elementwise on state arrays of the gradient's shape, so a bucket can be fed parameter by parameter."""
 
-    Attributes:
-        keys: names of the state arrays.
-        accumulator: the key whose array is what `compensate` returns as x; None if x is no state.
-    """
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the state arrays."""
 
-    keys: tuple[str, ...]
-    accumulator: Optional[str]
+    @property
+    def accumulator(self) -> str | None:
+        """The key whose array is what `compensate` returns as x; None if x is no state."""
 
     def compensate(
-        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: Optional[State] = None
+        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: State | None = None
     ) -> tuple[Array, State]:
         """The accumulator x (n,) for `alpha * grad` (n,), and the next state. `state` itself is left alone.
 
         `out` holds arrays like the state's that may be overwritten with the next state.
         """
 
-    def update(self, ops: Ops, used: Optional[Sparse], state: State) -> State:
+    def update(self, ops: Ops, used: Sparse | None, state: State) -> State:
         """The state after `used` (None: everything) went out. May reuse the arrays of `state`."""
 
     def for_dense(self) -> Memory:

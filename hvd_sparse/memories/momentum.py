@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
 
 from hvd_sparse.memories import Memory
 from hvd_sparse.ops.base import Ops
@@ -45,7 +44,7 @@ class Momentum:
     accumulator = "accumulated"
 
     def __init__(
-        self, momentum: float = 0.9, nesterov: bool = False, masking: bool = True, clip_norm: Optional[float] = None
+        self, momentum: float = 0.9, nesterov: bool = False, masking: bool = True, clip_norm: float | None = None
     ) -> None:
         if isinstance(momentum, bool) or not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
             raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}.")
@@ -55,10 +54,10 @@ class Momentum:
         self.clip_norm = None if clip_norm is None else check_positive(clip_norm, "clip_norm")
 
     def compensate(
-        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: Optional[State] = None
+        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: State | None = None
     ) -> tuple[Array, State]:
         grad = grad * self._gain(ops, num_ranks, grad, alpha)
-        out = out or {key: None for key in self.keys}
+        out = out or dict.fromkeys(self.keys)
         if self.nesterov:
             moved = ops.add(state["velocity"], grad)
             velocity = ops.add(moved * 0.0, moved, self.momentum, out=out["velocity"])
@@ -68,7 +67,7 @@ class Momentum:
             accumulated = ops.add(state["accumulated"], velocity, out=out["accumulated"])
         return accumulated, {"velocity": velocity, "accumulated": accumulated}
 
-    def update(self, ops: Ops, used: Optional[Sparse], state: State) -> State:
+    def update(self, ops: Ops, used: Sparse | None, state: State) -> State:
         velocity, accumulated = state["velocity"], state["accumulated"]
         if used is None:
             return {"velocity": velocity, "accumulated": ops.zeros(ops.length(accumulated), accumulated)}

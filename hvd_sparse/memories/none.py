@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from hvd_sparse.memories import Memory
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.types import Array, Sparse, State
@@ -20,11 +18,11 @@ class NoMemory:
     accumulator = None
 
     def compensate(
-        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: Optional[State] = None
+        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: State | None = None
     ) -> tuple[Array, State]:
         return (grad if alpha == 1 else grad * alpha), state
 
-    def update(self, ops: Ops, used: Optional[Sparse], state: State) -> State:
+    def update(self, ops: Ops, used: Sparse | None, state: State) -> State:
         return state
 
     def for_dense(self) -> Memory:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from hvd_sparse.memories import Memory
 from hvd_sparse.memories.none import NoMemory
 from hvd_sparse.ops.base import Ops
@@ -32,12 +30,12 @@ class Residual:
     accumulator = "residual"
 
     def compensate(
-        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: Optional[State] = None
+        self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: State | None = None
     ) -> tuple[Array, State]:
         x = ops.add(state["residual"], grad, alpha, out=out and out["residual"])
         return x, {"residual": x}
 
-    def update(self, ops: Ops, used: Optional[Sparse], state: State) -> State:
+    def update(self, ops: Ops, used: Sparse | None, state: State) -> State:
         x = state["residual"]
         return {"residual": ops.zeros(ops.length(x), x) if used is None else ops.clear(x, used.indices)}
 

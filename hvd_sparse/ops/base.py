@@ -7,7 +7,7 @@ Arithmetic, comparisons and basic slices are used directly on arrays; everything
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 from hvd_sparse.types import Array
 
@@ -17,13 +17,13 @@ class Ops(Protocol):
 
     name: str
 
-    def zeros(self, n: Any, like: Optional[Array] = None) -> Array:
+    def zeros(self, n: Any, like: Array | None = None) -> Array:
         """(n,) float32 zeros, on the device of `like`."""
 
     def integers(self, values: Sequence[int], like: Array) -> Array:
         """(len(values),) int32: splits of an alltoall, for example."""
 
-    def add(self, x: Array, y: Array, alpha: float = 1.0, out: Optional[Array] = None) -> Array:
+    def add(self, x: Array, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
         """x + alpha * y in the dtype of x."""
 
     def length(self, x: Array) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,13 @@ class NumpyOps:
 
     name = "numpy"
 
-    def zeros(self, n: Any, like: Optional[Array] = None) -> Array:
+    def zeros(self, n: Any, like: Array | None = None) -> Array:
         return np.zeros(n, np.float32 if like is None else like.dtype)
 
     def integers(self, values: Sequence[int], like: Array) -> Array:
         return np.asarray(values, np.int32)
 
-    def add(self, x: Array, y: Array, alpha: float = 1.0, out: Optional[Array] = None) -> Array:
+    def add(self, x: Array, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
         return (x + (y if alpha == 1 else y * alpha)).astype(x.dtype)
 
     def length(self, x: Array) -> Any:

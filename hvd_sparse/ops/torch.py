@@ -7,7 +7,7 @@ torch.topk, and its comparison and flatnonzero three times as fast as torch's (1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,15 +29,15 @@ class TorchOps:
 
     def __init__(self, reuse: bool = False) -> None:
         self.reuse = reuse
-        self._total: Optional[Array] = None
+        self._total: Array | None = None
 
-    def zeros(self, n: Any, like: Optional[Array] = None) -> Array:
+    def zeros(self, n: Any, like: Array | None = None) -> Array:
         return torch.zeros(n, dtype=torch.float32, device=None if like is None else like.device)
 
     def integers(self, values: Sequence[int], like: Array) -> Array:
         return torch.tensor(values, dtype=torch.int32, device=like.device)
 
-    def add(self, x: Array, y: Array, alpha: float = 1.0, out: Optional[Array] = None) -> Array:
+    def add(self, x: Array, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
         return torch.add(x, y, alpha=alpha, out=out)
 
     def length(self, x: Array) -> Any:

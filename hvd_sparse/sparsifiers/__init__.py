@@ -22,7 +22,5 @@ class Sparsifier(Protocol):
     def init(self, ops: Ops, spec: Spec) -> State:
         """State before the first step: floats or 0-d arrays."""
 
-    def select(
-        self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State
-    ) -> Program[tuple[Any, State]]:
+    def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
         """At most k unique indices into x (n,), and the next state. May communicate."""

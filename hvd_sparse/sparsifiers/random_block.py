@@ -52,8 +52,6 @@ class RandomBlock:
         mixed = (mixed * 48_271 + step) % _PRIME
         return mixed * mixed % _PRIME % spec.size
 
-    def select(
-        self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State
-    ) -> Program[tuple[Any, State]]:
+    def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
         return ops.wrapped_range(self.start(spec, world.step), k, spec.size, x), state
         yield  # a program that asks for nothing

@@ -52,9 +52,7 @@ class Threshold:
     def init(self, ops: Ops, spec: Spec) -> State:
         return {"scale": 1.0, "count": 0}
 
-    def select(
-        self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State
-    ) -> Program[tuple[Any, State]]:
+    def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
         wanted = self.aim * k
         stride = int(wanted / self.min_hits) | 1  # odd: an even stride would meet the same columns of every row
         if stride == 1:

@@ -34,8 +34,6 @@ class TopK:
     def init(self, ops: Ops, spec: Spec) -> State:
         return {}
 
-    def select(
-        self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State
-    ) -> Program[tuple[Any, State]]:
+    def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
         return ops.top_abs(x, k), state
         yield  # a program that asks for nothing

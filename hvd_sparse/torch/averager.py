@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from hvd_sparse.torch.hooks import BackwardHooks
 from hvd_sparse.torch.rows import sum_rows
 from hvd_sparse.types import HvdSparseError, num_kept
 
-_Param = torch.nn.Parameter
+_Param = Any  # torch.nn.Parameter; its grad may be None by type, but not where it is used here
 
 
 class Averager:
@@ -51,7 +51,7 @@ class Averager:
         *,
         average: bool = True,
         passes: int = 1,
-        groups: Optional[Sequence[Sequence[str]]] = None,
+        groups: Sequence[Sequence[str]] | None = None,
         sparse_as_dense: bool = False,
         grad_scaler: Any = None,
     ) -> None:
@@ -67,7 +67,7 @@ class Averager:
         self.counters = Counters(scheme=", ".join(config.describe().values()))
         self.num_exchanges = 0
         self.controller_state = config.controller.init()
-        self.loaded: Optional[dict[str, Any]] = None  # a saved state, for buckets that are not planned yet
+        self.loaded: dict[str, Any] | None = None  # a saved state, for buckets that are not planned yet
         self.averaged = False  # p.grad holds averages, and nothing was added since
         self.stepping = False  # inside the optimizer's step()
         self.closed = False
@@ -135,8 +135,8 @@ class Averager:
             self.driver.poll()
 
     def _local_grad(self, parameter: _Param) -> torch.Tensor:
-        grad, before = parameter.grad, self._before.get(parameter)
-        return grad.detach() if before is None else grad.detach() - before
+        before = self._before.get(parameter)
+        return parameter.grad if before is None else parameter.grad - before
 
     def _start(self, bucket: Bucket) -> None:
         self._started = self._started or time.perf_counter()

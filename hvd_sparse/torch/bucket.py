@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -32,12 +32,11 @@ class Bucket:
         like = parameters[0]
         self.state = exchange.init(self.ops, like)
         self.reached: State = exchange.init(self.ops, like)["memory"]
-        accumulator = exchange.memory.accumulator
-        self._own_x = None if accumulator else self.ops.zeros(layout.spec.size, like)
+        self._own_x = None if exchange.memory.accumulator else self.ops.zeros(layout.spec.size, like)
         self._index = {parameter: number for number, parameter in enumerate(parameters)}
         self.started = False
         self._arrived: set[int] = set()
-        self._outcome: Optional[tuple[Reduced, State]] = None
+        self._outcome: tuple[Reduced, State] | None = None
         self._absent: list[Member] = []
 
     @property
@@ -132,8 +131,7 @@ class Bucket:
         return f"{self.layout.spec.name}:{self.layout.spec.size}"
 
     def _accumulator(self) -> torch.Tensor:
-        accumulator = self.exchange.memory.accumulator
-        return self._own_x if accumulator is None else self.reached[accumulator]
+        return self.reached[self.exchange.memory.accumulator] if self._own_x is None else self._own_x
 
 
 def _part(flat: torch.Tensor, member: Member) -> torch.Tensor:

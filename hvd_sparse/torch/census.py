@@ -13,7 +13,7 @@ from hvd_sparse.types import Program
 
 @dataclass(frozen=True)
 class Census:
-    """Parameters that have a gradient on some rank, those whose gradient is row-sparse; ranks that train, and failed."""
+    """Parameters with a gradient on some rank, those with a row-sparse one, and how many ranks train or failed."""
 
     present: frozenset[torch.nn.Parameter]
     row_sparse: frozenset[torch.nn.Parameter]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from typing import Any, Optional
+from typing import Any
 
 import horovod.torch as hvd
 import torch
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: Optional[torch.nn.Module] = None
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
     """Give every rank the optimizer state and options of `root_rank`.
 

@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import weakref
-from typing import Any, Optional
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -31,7 +31,7 @@ def next_prefix() -> str:
     return f"hvd_sparse.{next(_counter)}"
 
 
-def agree(driver: HorovodTorch, settings: dict[str, Any], refusal: Optional[Exception]) -> None:
+def agree(driver: HorovodTorch, settings: dict[str, Any], refusal: Exception | None) -> None:
     """Return on all ranks or raise HvdSparseError on all ranks (but not on one whose own `refusal` says it better)."""
     mine = json.dumps({"refusal": str(refusal) if refusal else "", "settings": settings})
     everybody = [json.loads(text) for text in driver.run("wrap", text_program(mine))]
@@ -68,7 +68,9 @@ def register(averager: Averager, optimizer: torch.optim.Optimizer) -> None:
         if shared and other.names.keys() != averager.names.keys():
             averager.hooks.close()
             name = other.names[next(iter(shared))]
-            raise ValueError(f"Parameter {name!r} belongs to another wrapped optimizer as well. Call its close() first.")
+            raise ValueError(
+                f"Parameter {name!r} belongs to another wrapped optimizer as well. Call its close() first."
+            )
         if shared:
             other.hooks.close()
             other.closed = True
@@ -143,6 +145,6 @@ def _say_farewell() -> None:
     if not hvd.is_initialized():
         return
     try:
-        _accompany(averagers, failure=f"{type(error).__name__}: {error}" or "unknown")
+        _accompany(averagers, failure=f"{type(error).__name__}: {error}")
     except HvdSparseError:
         _log.info("The other ranks know why this one stops.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -21,13 +21,13 @@ _log = logging.getLogger("hvd_sparse")
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
-    named_parameters: Optional[Iterable[tuple[str, torch.Tensor]]] = None,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Any = None,
     backward_passes_per_step: int = 1,
     op: Any = hvd.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Union[None, int, Sequence[Sequence[torch.Tensor]]] = None,
+    groups: None | int | Sequence[Sequence[torch.Tensor]] = None,
     sparse_as_dense: bool = False,
     process_set: Any = hvd.global_process_set,
     *,
@@ -81,7 +81,7 @@ def DistributedOptimizer(
         )  # fmt: skip
     except (ValueError, TypeError) as error:
         refusal = error
-    driver = HorovodTorch(membership.next_prefix(), {"global": process_set}, request.timeout_seconds)
+    driver = HorovodTorch(membership.next_prefix(), {"global": process_set}, request.config.timeout_seconds)
     if process_set.size() > 1:
         membership.agree(driver, request.describe(), refusal)
     if refusal is not None:

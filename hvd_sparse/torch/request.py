@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -15,30 +15,24 @@ from hvd_sparse.config import Config, sparse_config
 
 @dataclass(frozen=True)
 class WrapRequest:
-    """What one rank wants; empty if it refused."""
+    """What one rank wants; without parameters if it refused."""
 
-    config: Optional[Config] = None
+    config: Config = field(default_factory=sparse_config)
     names: dict[torch.nn.Parameter, str] = field(default_factory=dict)
     passes: int = 1
     average: bool = True
-    groups: Optional[list[list[str]]] = None
-
-    @property
-    def timeout_seconds(self) -> float:
-        """How long to wait for other ranks."""
-        return self.config.timeout_seconds if self.config else 600.0
+    groups: list[list[str]] | None = None
 
     def describe(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
-        config = self.config.describe() if self.config else {}
         parameters = {name: f"{list(p.shape)} {p.dtype}" for p, name in self.names.items()}
         passes = {"backward_passes_per_step": self.passes, "average": self.average, "groups": self.groups}
-        return {**config, **passes, "parameters": parameters}
+        return {**self.config.describe(), **passes, "parameters": parameters}
 
 
 def check_request(
     optimizer: Any,
-    named_parameters: Optional[Iterable[Any]],
+    named_parameters: Iterable[Any] | None,
     compression: Any,
     passes: Any,
     op: Any,
@@ -55,7 +49,9 @@ def check_request(
             f"Received: compression={compression!r}."
         )
     if op not in (hvd.Average, hvd.Sum):
-        raise ValueError(f"`op` must be Average or Sum; for Adasum take compression=Compression.none. Received: op={op}.")
+        raise ValueError(
+            f"`op` must be Average or Sum; for Adasum take compression=Compression.none. Received: op={op}."
+        )
     if predivide != 1.0 and op != hvd.Average:
         raise ValueError(f"`gradient_predivide_factor` needs op=Average. Received: {predivide!r} with op={op}.")
     check_passes(passes)
@@ -76,8 +72,10 @@ def check_passes(passes: Any) -> int:
     return passes
 
 
-def _names(optimizer: torch.optim.Optimizer, named: Optional[Iterable[Any]]) -> dict[torch.nn.Parameter, str]:
-    ours = [(p, f"group{g}.{i}") for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])]
+def _names(optimizer: torch.optim.Optimizer, named: Iterable[Any] | None) -> dict[torch.nn.Parameter, str]:
+    ours = [
+        (p, f"group{g}.{i}") for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
+    ]
     if not ours:
         raise ValueError("`optimizer` has no parameters: is the model empty?")
     if named is not None:
@@ -103,14 +101,16 @@ def _names(optimizer: torch.optim.Optimizer, named: Optional[Iterable[Any]]) -> 
     return dict(ours)
 
 
-def _groups(groups: Any, names: dict[torch.nn.Parameter, str]) -> Optional[list[list[str]]]:
+def _groups(groups: Any, names: dict[torch.nn.Parameter, str]) -> list[list[str]] | None:
     if not groups:
         return None
     if isinstance(groups, int) and groups > 0:
         return split_evenly([Parameter(name, p.numel(), p.dim(), "") for p, name in names.items()], groups)
     valid = isinstance(groups, Sequence) and all(isinstance(group, Sequence) for group in groups)
     if not valid or not all(isinstance(p, torch.Tensor) and p in names for group in groups for p in group):
-        raise ValueError(f"`groups` must be an int or lists of the optimizer's parameters. Received: groups={groups!r}.")
+        raise ValueError(
+            f"`groups` must be an int or lists of the optimizer's parameters. Received: groups={groups!r}."
+        )
     listed = [names[p] for group in groups for p in group]
     if len(set(listed)) < len(listed):
         raise ValueError("`groups` must name each parameter at most once.")

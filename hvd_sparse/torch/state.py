@@ -10,7 +10,7 @@ says so, with the norm that was not taken over.
 from __future__ import annotations
 
 import logging
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("hvd_sparse")
 _KEYS = {"version", "rank", "size", "num_exchanges", "controller", "memory", "scheme"}
 
 
-def save(averager: Optional[Averager]) -> dict[str, Any]:
+def save(averager: Averager | None) -> dict[str, Any]:
     """The state of one rank. Tensors are copies on the CPU."""
     empty: dict[str, Any] = {"memory": {}, "scheme": {}}
     if averager is None:
@@ -38,13 +38,13 @@ def save(averager: Optional[Averager]) -> dict[str, Any]:
     }
 
 
-def load(averager: Optional[Averager], saved: dict[str, Any]) -> None:
+def load(averager: Averager | None, saved: dict[str, Any]) -> None:
     """Take over `saved`.
 
     Raises:
         ValueError: not such a state, or of parameters with other shapes.
     """
-    if not isinstance(saved, dict) or not _KEYS <= saved.keys() or saved["version"] != 1:
+    if not isinstance(saved, dict) or not saved.keys() >= _KEYS or saved["version"] != 1:
         raise ValueError(f"The state must come from compression_state_dict(). Received: {type(saved).__name__}.")
     if averager is None:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -20,8 +20,8 @@ _CLASSES: dict[type, type] = {}
 class Wrapped:
     """Mixed into the class of a wrapped optimizer, in front of the class it had."""
 
-    wrap_request: Optional[WrapRequest]
-    averager: Optional[Averager]
+    wrap_request: WrapRequest | None
+    averager: Averager | None
     param_groups: list[dict[str, Any]]
     _skip_synchronize = False
 
@@ -87,7 +87,7 @@ class Wrapped:
         return copyreg.__newobj__, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
 
 
-def put_on(optimizer: torch.optim.Optimizer, request: WrapRequest, averager: Optional[Averager]) -> None:
+def put_on(optimizer: torch.optim.Optimizer, request: WrapRequest, averager: Averager | None) -> None:
     """Make `optimizer` a `Wrapped` one, in place.
 
     Raises:
