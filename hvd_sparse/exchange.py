@@ -32,9 +32,8 @@ class Exchange:
         """A whole step: compensate, reduce, and commit unless some rank's numbers were not finite."""
         x, memory = self.memory.compensate(ops, world.size, grad, state["memory"])
         reduced, scheme = yield from self.scheme.reduce(ops, world, self.spec, x, k, state["scheme"])
-        if not reduced.finite:
-            return reduced, state
-        return reduced, self.commit(ops, reduced, {"memory": memory, "scheme": scheme})
+        reached = self.commit(ops, reduced, {"memory": memory, "scheme": scheme})
+        return reduced, ops.where(reduced.finite, reached, state)
 
     def commit(self, ops: Ops, reduced: Reduced, reached: State) -> State:
         """The state after the step was taken: `reached` less what was used."""

@@ -52,7 +52,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class World:
-    """Who takes part. `step` counts exchanges and is equal on all ranks.
+    """Who takes part. `step` counts exchanges and is equal on all ranks; an int, or a 0-d int64 tensor in a graph.
 
     `groups` maps further group names ("local", "cross") to (rank, size) inside them; "global" is (rank, size).
     """
@@ -81,6 +81,13 @@ def check_density(density: Any, name: str = "density") -> float:
     if not 0 < density <= 1:
         raise ValueError(hint)
     return float(density)
+
+
+def check_count(value: Any, name: str) -> int:
+    """Return `value` as an int if it is a whole number of 1 or more, else raise a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < math.inf or value % 1:
+        raise ValueError(f"`{name}` must be a whole number, 1 or more. Received: {name}={value!r}.")
+    return int(value)
 
 
 def check_positive(value: Any, name: str) -> float:

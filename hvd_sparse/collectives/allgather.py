@@ -32,7 +32,7 @@ class AllGatherSum:
     needs_shared_indices = False
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
-        packed = yield AllGather(wire.pack(ops, local, k), tag=f"pairs.k{k}")
+        packed = yield AllGather(wire.pack(ops, local, k), tag=f"pairs.k{k}", same_length=True)
         blocks = wire.unpack(ops, packed, k, world.size)
         finite = ops.all_finite(ops.concat([values for _, values in blocks]))
         return Reduced(ops.scatter_sum(spec.size, blocks), used=local, finite=finite)

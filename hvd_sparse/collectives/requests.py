@@ -26,11 +26,15 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Answer: the ranks' tensors, concatenated along the first dimension in rank order; first lengths may differ."""
+    """Answer: the ranks' tensors, concatenated along the first dimension in rank order; first lengths may differ.
+
+    `same_length` promises that they do not, so that a graph knows the shape of the answer.
+    """
 
     tensor: Array
     tag: str
     group: str = "global"
+    same_length: bool = False
 
 
 @dataclass(frozen=True)

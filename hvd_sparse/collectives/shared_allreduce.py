@@ -31,7 +31,5 @@ class SharedAllReduce:
     needs_shared_indices = True
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
-        # Whoever selects blindly may miss this rank's NaN: send it in place of the values, so that all ranks see it.
-        values = ops.where(ops.all_finite(x), local.values, local.values * float("nan"))
-        total = yield AllReduce(values, tag=f"values.k{k}")
+        total = yield AllReduce(local.values, tag=f"values.k{k}")
         return Reduced(ops.scatter_sum(spec.size, [(local.indices, total)]), used=local, finite=ops.all_finite(total))

@@ -127,6 +127,6 @@ def _describe(request: Request) -> str:
     free = ("tensor", "splits")
     settings = ", ".join(f"{f.name}={getattr(request, f.name)!r}" for f in fields(request) if f.name not in free)
     shape = tuple(request.tensor.shape)
-    if isinstance(request, (AllGather, AllToAll)):
+    if isinstance(request, AllToAll) or (isinstance(request, AllGather) and not request.same_length):
         shape = ("any", *shape[1:])
     return f"{type(request).__name__}({settings}, shape={shape}, dtype={str(request.tensor.dtype).split('.')[-1]})"

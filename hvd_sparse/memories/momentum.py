@@ -56,15 +56,15 @@ class Momentum:
     def compensate(
         self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: State | None = None
     ) -> tuple[Array, State]:
-        grad = grad * self._gain(ops, num_ranks, grad, alpha)
         out = out or dict.fromkeys(self.keys)
+        gain = self._gain(ops, num_ranks, grad, alpha)
+        # The state leads every sum: it has the precision, a gradient of 16 bits would round or underflow.
         if self.nesterov:
-            moved = ops.add(state["velocity"], grad)
-            velocity = ops.add(moved * 0.0, moved, self.momentum, out=out["velocity"])
-            accumulated = ops.add(state["accumulated"], ops.add(velocity, grad), out=out["accumulated"])
+            velocity = ops.add(state["velocity"] * self.momentum, grad, gain * self.momentum, out=out["velocity"])
+            moved = ops.add(velocity, grad, gain)
         else:
-            velocity = ops.add(grad, state["velocity"], self.momentum, out=out["velocity"])
-            accumulated = ops.add(state["accumulated"], velocity, out=out["accumulated"])
+            velocity = moved = ops.add(state["velocity"] * self.momentum, grad, gain, out=out["velocity"])
+        accumulated = ops.add(state["accumulated"], moved, out=out["accumulated"])
         return accumulated, {"velocity": velocity, "accumulated": accumulated}
 
     def update(self, ops: Ops, used: Sparse | None, state: State) -> State:

@@ -12,6 +12,12 @@ class NoMemory:
 
     Choose it for dense exchanges, and for blind sparsifiers, which are then rescaled to be unbiased. Avoid it with
     top-k: small gradients never arrive.
+
+    Example:
+        >>> import numpy as np
+        >>> from hvd_sparse.ops.numpy import NumpyOps
+        >>> NoMemory().compensate(NumpyOps(), 1, np.float32([1, 2]), {})
+        (array([1., 2.], dtype=float32), {})
     """
 
     keys: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ class Ops(Protocol):
     name: str
 
     def zeros(self, n: Any, like: Array | None = None) -> Array:
-        """(n,) float32 zeros, on the device of `like`."""
+        """(n,) float32 zeros, on the device of `like`. NumPy keeps the type of wider and integer arrays."""
 
     def integers(self, values: Sequence[int], like: Array) -> Array:
         """(len(values),) int32: splits of an alltoall, for example."""
@@ -85,10 +85,10 @@ class Ops(Protocol):
         """The elementwise minimum."""
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
-        """x or y by a 0-d boolean."""
+        """x or y by a 0-d boolean: arrays, or dictionaries of arrays and numbers that have the same keys."""
 
     def clip(self, value: Any, low: float, high: float) -> Any:
-        """A scalar, limited to [low, high]."""
+        """A scalar, limited to [low, high]. Any of the three may be a number or a 0-d array."""
 
     def norm_squared(self, x: Array) -> Any:
-        """Sum of squares, a scalar."""
+        """Sum of squares, a scalar of float32 or better."""

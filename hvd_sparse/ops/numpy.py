@@ -16,12 +16,13 @@ class NumpyOps:
     name = "numpy"
 
     def zeros(self, n: Any, like: Array | None = None) -> Array:
-        return np.zeros(n, np.float32 if like is None else like.dtype)
+        return np.zeros(n, np.float32 if like is None or like.dtype == np.float16 else like.dtype)
 
     def integers(self, values: Sequence[int], like: Array) -> Array:
         return np.asarray(values, np.int32)
 
     def add(self, x: Array, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
+        y = y.astype(x.dtype)
         return (x + (y if alpha == 1 else y * alpha)).astype(x.dtype)
 
     def length(self, x: Array) -> Any:
@@ -44,7 +45,7 @@ class NumpyOps:
         return indices if len(indices) <= k else indices[self.top_abs(x[indices], k)]
 
     def kth_largest(self, x: Array, k: int) -> Any:
-        return np.sort(_magnitude(x))[-k]
+        return float(np.sort(_magnitude(x))[-k])
 
     def gather(self, x: Array, indices: Array) -> Array:
         return x[indices]
@@ -91,7 +92,7 @@ class NumpyOps:
         return min(max(value, low), high)
 
     def norm_squared(self, x: Array) -> Any:
-        return np.dot(x, x)
+        return float(np.sum(np.square(x, dtype=np.float64)))
 
 
 def _magnitude(x: Array) -> Array:

@@ -92,8 +92,9 @@ class TorchOps:
 
     def scatter_sum(self, n: int, blocks: Sequence[tuple[Array, Array]]) -> Array:
         total, self._total = self._total, None
-        if total is None or total.shape[0] != n + 1 or total.device != blocks[0][1].device:
-            total = blocks[0][1].new_zeros(n + 1)
+        like = blocks[0][1]
+        if total is None or (total.shape[0], total.device, total.dtype) != (n + 1, like.device, like.dtype):
+            total = like.new_zeros(n + 1)
         else:
             total.zero_()
         for indices, values in blocks:
@@ -134,12 +135,15 @@ class TorchOps:
         return torch.minimum(x, y)
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
+        if isinstance(x, dict):
+            return x if condition else y
         return torch.where(condition, x, y)
 
     def clip(self, value: Any, low: float, high: float) -> Any:
         return min(max(value, low), high)
 
     def norm_squared(self, x: Array) -> Any:
+        x = x.float()
         return torch.dot(x, x)
 
 

@@ -21,6 +21,19 @@ class SparseSum:
 
     Raises:
         ValueError: the collective needs shared indices and the sparsifier has none, or `rescale` without `blind`.
+
+    Example:
+        >>> import numpy as np
+        >>> from hvd_sparse.collectives.allgather import AllGatherSum
+        >>> from hvd_sparse.drivers.simulate import Simulator
+        >>> from hvd_sparse.ops.numpy import NumpyOps
+        >>> from hvd_sparse.sparsifiers.topk import TopK
+        >>> from hvd_sparse.types import Spec, World
+        >>> scheme, ops, spec = SparseSum(TopK(), AllGatherSum()), NumpyOps(), Spec("b", 3)
+        >>> inputs = [np.float32([5, 1, 0]), np.float32([1, 0, 7])]
+        >>> programs = [scheme.reduce(ops, World(r, 2), spec, inputs[r], 1, {}) for r in range(2)]
+        >>> Simulator(2).run(programs)[0][0].total
+        array([5., 0., 7.], dtype=float32)
     """
 
     def __init__(self, sparsifier: Sparsifier, collective: Collective, rescale: bool = False) -> None:
@@ -46,8 +59,11 @@ class SparseSum:
             reduced, _ = yield from Dense().reduce(ops, world, spec, x, k, {})
             return reduced, state
         indices, state = yield from self.sparsifier.select(ops, world, spec, x, k, state)
-        local = Sparse(indices, ops.gather(x, indices), spec.size)
-        reduced = yield from self.collective.reduce(ops, world, spec, x, k, local)
+        values = ops.gather(x, indices)
+        if self.sparsifier.blind or self.sparsifier.shared_indices:
+            # Such a selection may miss this rank's NaN: send it in place of the values, so that all ranks see it.
+            values = ops.where(ops.all_finite(x), values, values * float("nan"))
+        reduced = yield from self.collective.reduce(ops, world, spec, x, k, Sparse(indices, values, spec.size))
         if self.rescale:
             reduced = replace(reduced, total=reduced.total * (spec.size / k))
         return reduced, state

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Program, Spec, State, World, check_positive
+from hvd_sparse.types import Array, Program, Spec, State, World, check_count, check_positive
+
+_NUM_RUNS = 64  # parts of the bucket that are sampled with different phases
+_LARGEST = 3.4028234e38  # of float32: an infinity is above it, whatever the estimate
 
 
 class Threshold:
@@ -27,7 +30,7 @@ class Threshold:
         ValueError: an argument is not positive.
 
     Reference: Y. Lin et al., Deep Gradient Compression, ICLR 2018, arXiv:1712.01887, section 3 (sampled threshold).
-    Ours: the correction by feedback instead of a search, and a stride that rotates so that rows are not favoured.
+    Ours: the correction by feedback instead of a search, and a phase that changes so that no column is favoured.
 
     Example:
         >>> import numpy as np
@@ -45,7 +48,7 @@ class Threshold:
     blind = False
 
     def __init__(self, min_hits: int = 512, aim: float = 1.1, gain: float = 0.2) -> None:
-        self.min_hits = int(check_positive(min_hits, "min_hits"))
+        self.min_hits = check_count(min_hits, "min_hits")
         self.aim = check_positive(aim, "aim")
         self.gain = check_positive(gain, "gain")
 
@@ -57,11 +60,22 @@ class Threshold:
         stride = int(wanted / self.min_hits) | 1  # odd: an even stride would meet the same columns of every row
         if stride == 1:
             return ops.top_abs(x, k), {**state, "count": k}
-        sample = x[(world.step * 7919) % stride :: stride]
-        expected = max(1, min(spec.size // stride, round(wanted / stride)))
-        found = ops.above(x, ops.kth_largest(sample, expected) * state["scale"])
+        num_sampled = spec.size // stride
+        expected = max(1, min(num_sampled, round(wanted / stride)))
+        estimate = ops.kth_largest(_sample(ops, x, stride, num_sampled, world.step), expected) * state["scale"]
+        found = ops.above(x, ops.clip(estimate, 0.0, _LARGEST))
         count = ops.length(found)
-        miss = ops.clip(count / wanted, 0.5, 2.0)
-        scale = ops.clip(state["scale"] * miss**self.gain, 0.1, 10.0)
+        miss = ops.clip(count, 0.5 * wanted, 2.0 * wanted) / wanted
+        scale = ops.clip(state["scale"] * miss**self.gain, 0.5, 2.0)
         return ops.largest(x, found, k), {"scale": scale, "count": count}
         yield  # a program that asks for nothing
+
+
+def _sample(ops: Ops, x: Array, stride: int, num_sampled: int, step: Any) -> Array:
+    """One of every `stride` elements, each run of them at another phase.
+
+    With one phase, rows whose length shares a factor with the stride (768 and 3) would show the same columns only.
+    """
+    edges = [run * num_sampled // _NUM_RUNS * stride for run in range(_NUM_RUNS + 1)]
+    phases = [(run + step) * 7919 % stride for run in range(_NUM_RUNS)]  # a prime: all phases, equally often
+    return ops.concat([x[edges[run] + phases[run] : edges[run + 1] : stride] for run in range(_NUM_RUNS)])

@@ -176,6 +176,7 @@ class Averager:
         self._begin()
         waiting_since = time.perf_counter()
         self._started = self._started or waiting_since
+        self.adopt({})
         if active and not self._adding:  # gradients that no hook has seen: written by hand, for example
             self._touched.update(p for p in self.names if p.grad is not None)
         row_sparse = {p for p in self._touched if p.grad is not None and p.grad.is_sparse}
@@ -205,7 +206,6 @@ class Averager:
         self._count(time.perf_counter(), waiting_since)
         self._forget_gradients()
         self.averaged = self._pending = True
-        self.adopt({})
         return census
 
     def _install(self, results: dict[str, Any], census: Census) -> None:
@@ -274,11 +274,6 @@ class Averager:
             for bucket in self.buckets:
                 bucket.discard()
             self.counters.skipped_steps += 1
-
-    def is_pristine(self) -> bool:
-        """Nothing was ever exchanged, and gradients are zeros: Horovod's way to create optimizer state is a step."""
-        grads = [p.grad for p in self.names if p.requires_grad]
-        return not (self.num_exchanges or self._touched) and all(g is not None and not _has_nonzero(g) for g in grads)
 
     def zeroed(self) -> None:
         """`zero_grad` was called."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import json
 import logging
@@ -17,7 +18,7 @@ import torch
 from hvd_sparse.collectives.requests import AllGather
 from hvd_sparse.drivers.horovod_torch import HorovodTorch, text_program
 from hvd_sparse.torch.averager import Averager
-from hvd_sparse.torch.functions import broadcast_optimizer_state
+from hvd_sparse.torch.optimizer_state import broadcast_optimizer_state
 from hvd_sparse.types import HvdSparseError, Program
 
 _log = logging.getLogger("hvd_sparse")
@@ -35,6 +36,7 @@ def agree(driver: HorovodTorch, settings: dict[str, Any], refusal: Exception | N
     """Return on all ranks or raise HvdSparseError on all ranks (but not on one whose own `refusal` says it better)."""
     mine = json.dumps({"refusal": str(refusal) if refusal else "", "settings": settings})
     everybody = [json.loads(text) for text in driver.run("wrap", text_program(mine))]
+    driver.num_bytes = 0.0  # of training
     refusals = [f"rank {r}: {one['refusal']}" for r, one in enumerate(everybody) if one["refusal"]]
     if refusals and refusal is None:
         raise HvdSparseError(f"Another rank could not wrap its optimizer. {' '.join(refusals)}")
@@ -63,7 +65,7 @@ def register(averager: Averager, optimizer: torch.optim.Optimizer) -> None:
     Raises:
         ValueError: another wrapper has some of the parameters, but not the same ones.
     """
-    for other in live():
+    for other, _ in live():
         shared = other.names.keys() & averager.names.keys()
         if shared and other.names.keys() != averager.names.keys():
             averager.hooks.close()
@@ -79,9 +81,11 @@ def register(averager: Averager, optimizer: torch.optim.Optimizer) -> None:
     _live.append((weakref.ref(averager), weakref.ref(optimizer)))
 
 
-def live() -> list[Averager]:
-    """The averagers that are in use, in order of wrapping."""
-    return [averager for ref, _ in _live if (averager := ref()) is not None and not averager.closed]
+def live() -> list[tuple[Averager, torch.optim.Optimizer]]:
+    """The wrappers in use, in order of wrapping: the same on all ranks, whatever their garbage collectors have done."""
+    gc.collect()
+    alive = [(averager_ref(), optimizer_ref()) for averager_ref, optimizer_ref in _live]
+    return [(a, o) for a, o in alive if a is not None and o is not None and not a.closed]
 
 
 def join(device: int = -1) -> int:
@@ -97,17 +101,17 @@ def join(device: int = -1) -> int:
     Returns:
         The rank that joined last.
     """
-    averagers = live()
-    if not averagers:
+    wrapped = live()
+    if not wrapped:
         return int(hvd.join(device))
+    averagers = [averager for averager, _ in wrapped]
     own_steps = sum(averager.num_exchanges for averager in averagers)
     _accompany(averagers, failure="")
     driver = averagers[0].driver
     last = int(driver.run("join", _latest(own_steps)))
-    for averager, optimizer in [(a(), o()) for a, o in _live]:
-        if averager is not None and optimizer is not None and not averager.closed:
-            hvd.broadcast_parameters([(name, p) for p, name in averager.names.items()], last)
-            broadcast_optimizer_state(optimizer, last)
+    for averager, optimizer in wrapped:
+        hvd.broadcast_parameters([(name, p) for p, name in averager.names.items()], last)
+        broadcast_optimizer_state(optimizer, last)
     return last
 
 
@@ -139,7 +143,7 @@ def _accompany(averagers: list[Averager], failure: str) -> None:
 def _say_farewell() -> None:
     """At exit after an uncaught exception: tell the others what it was, so that they do not wait or guess."""
     error = getattr(sys, "last_value", None)
-    averagers = live()
+    averagers = [averager for averager, _ in live()]
     if error is None or isinstance(error, (HvdSparseError, hvd.HorovodInternalError)) or not averagers:
         return
     if not hvd.is_initialized():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import horovod.torch as hvd
 import torch
 
 from hvd_sparse.metrics import Counters
@@ -111,11 +113,22 @@ def put_on(optimizer: torch.optim.Optimizer, request: WrapRequest, averager: Ave
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     averager = optimizer.averager
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is None and not optimizer._skip_synchronize and not averager.is_pristine():
-        optimizer.synchronize()
+    due = closure is None and not optimizer._skip_synchronize and not averager.averaged
+    if due and not _is_broadcasting_state():
+        averager.exchange()
     averager.stepping = True
 
 
 def _after_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     optimizer.averager.settle(used=True)
     optimizer.averager.stepping = False
+
+
+def _is_broadcasting_state() -> bool:
+    """Whether this step is how Horovod's broadcast_optimizer_state makes missing state (elastic training calls it)."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is hvd.broadcast_optimizer_state.__code__:
+            return True
+        frame = frame.f_back
+    return False

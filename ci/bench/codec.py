@@ -1,0 +1,204 @@
+"""What compression costs on one bucket, in units of one addition of its size.
+
+Runs the front's own `Bucket` and the exchange inside it, at steady state, on two simulated ranks: the packed entries
+that rank 0 hands to the network are answered by its own and rank 1's, one after the other, as an allgather does. Only
+rank 0 is timed, and only outside the network:
+
+    compensate  residual + gradient, into the spare buffer
+    select      which entries to send
+    pack        their values, indices and values in one tensor
+    apply       unpack, sum over the ranks into the dense result, test for infinities, divide by the number of ranks
+    clear       what was sent leaves the residual
+
+One thread. Prints medians, writes JSON, and ends with status 1 if the ratio is above --bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("compensate", "select", "pack", "apply", "clear")
+
+
+class Timed:
+    """Stands in for a sparsifier and notes how long its last selection took."""
+
+    def __init__(self, sparsifier: Any, clock: Any) -> None:
+        self._sparsifier = sparsifier
+        self._clock = clock
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sparsifier, name)
+
+    def select(self, *args: Any) -> Any:
+        """As the sparsifier's own. One that communicates would count its waiting, which takes no time here."""
+        started = self._clock()
+        selected = yield from self._sparsifier.select(*args)
+        self.seconds = self._clock() - started
+        return selected
+
+
+class TorchCodec:
+    """Two ranks' buckets of the torch front, and the addition that they are compared with."""
+
+    def __init__(self, num_elements: int, density: float, sparsifier: str, memory: str, device: str) -> None:
+        import torch
+
+        from hvd_sparse.buckets import Layout, Member
+        from hvd_sparse.config import sparse_config
+        from hvd_sparse.exchange import Exchange
+        from hvd_sparse.torch.bucket import Bucket
+        from hvd_sparse.types import Spec, World, num_kept
+
+        torch.set_num_threads(1)
+        self.torch, self.device, self.world = torch, device, World
+        self.k = num_kept(density, num_elements)
+        self.generator = torch.Generator(device).manual_seed(0)
+        self.parameter = torch.nn.Parameter(torch.zeros(num_elements, device=device))
+        config = sparse_config(density, sparsifier=sparsifier, memory=memory)
+        layout = Layout(Spec("b0", num_elements), (Member("w", 0, num_elements),), dense=False)
+        self.buckets = []
+        for _ in range(2):
+            scheme = config.scheme()
+            scheme.sparsifier = Timed(scheme.sparsifier, self.clock)
+            self.buckets.append(Bucket(layout, Exchange(layout.spec, scheme, config.memory), [self.parameter]))
+        self.grads = [torch.empty(num_elements, device=device) for _ in range(2)]
+        self.terms = [torch.randn(num_elements, device=device, generator=self.generator) for _ in range(2)]
+        self.sum = torch.empty(num_elements, device=device)
+
+    def clock(self) -> float:
+        """Seconds, when all that was asked of the device is done."""
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def addition(self) -> float:
+        """Seconds of one addition of the bucket's size."""
+        started = self.clock()
+        self.torch.add(*self.terms, out=self.sum)
+        return self.clock() - started
+
+    def step(self, number: int) -> dict[str, float]:
+        """Seconds of each part on rank 0 in one step with fresh gradients."""
+        for grad in self.grads:
+            grad.normal_(generator=self.generator)
+        mine, other = self.buckets
+        other.add(self.parameter, self.grads[1], 2, 1.0)
+        other_program = other.program(self.world(1, 2, number), self.k)
+        other_request = other_program.send(None)
+
+        times = [self.clock()]
+        mine.add(self.parameter, self.grads[0], 2, 1.0)
+        times.append(self.clock())
+        program = mine.program(self.world(0, 2, number), self.k)
+        request = program.send(None)
+        times.append(self.clock())
+        answer = self.answer(request, other_request)
+        times.append(self.clock())
+        reduced = _result(program, answer)
+        mine.averages(reduced, 0.5)
+        times.append(self.clock())
+        mine.commit()
+        times.append(self.clock())
+
+        other.averages(_result(other_program, answer.clone()), 0.5)
+        other.commit()
+        compensate, select_and_pack, _, apply, clear = (b - a for a, b in zip(times, times[1:]))
+        select = mine.exchange.scheme.sparsifier.seconds
+        return dict(zip(PARTS, (compensate, select, select_and_pack - select, apply, clear)))
+
+    def answer(self, mine: Any, other: Any) -> Any:
+        """What the network would say to rank 0's request."""
+        if type(mine).__name__ == "AllGather":
+            return self.torch.cat([mine.tensor, other.tensor])
+        return mine.tensor + other.tensor
+
+    @property
+    def num_selected(self) -> int:
+        """Entries above the threshold in the last step, of which k are sent."""
+        return int(self.buckets[0].state["scheme"].get("count", self.k))
+
+
+def _result(program: Any, answer: Any) -> Any:
+    try:
+        program.send(answer)
+    except StopIteration as stop:
+        return stop.value
+    raise RuntimeError("The scheme has more than one round, and this benchmark plays only one.")
+
+
+CODECS = {"torch": TorchCodec}
+
+
+def measure(codec: Any, warmup: int, repeats: int) -> dict[str, Any]:
+    """Medians over `repeats` steps, each with an addition before and after it, so that both see the same machine."""
+    for number in range(warmup):
+        codec.step(number)
+        codec.addition()
+    additions, steps, selected = [], [], []
+    for number in range(warmup, warmup + repeats):
+        additions.append(codec.addition())
+        steps.append(codec.step(number))
+        additions.append(codec.addition())
+        selected.append(codec.num_selected / codec.k)
+    addition = statistics.median(additions)
+    total = statistics.median(sum(step.values()) for step in steps)
+    return {
+        "addition_ms": addition * 1e3,
+        "total_ms": total * 1e3,
+        "parts_ms": {part: statistics.median(step[part] for step in steps) * 1e3 for part in PARTS},
+        "ratio": total / addition,
+        "selected": {"min": min(selected), "median": statistics.median(selected), "max": max(selected)},
+    }
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """One row for each part, then the sum and what it is compared with."""
+    addition, parts = result["addition_ms"], result["parts_ms"]
+    print(f"{'part':<14}{'ms':>9}{'share':>9}{'additions':>12}")
+    for part, milliseconds in parts.items():
+        share = milliseconds / sum(parts.values())
+        print(f"{part:<14}{milliseconds:>9.2f}{share:>9.1%}{milliseconds / addition:>12.2f}")
+    print(f"{'total':<14}{result['total_ms']:>9.2f}{1:>9.1%}{result['ratio']:>12.2f}")
+    print(f"{'one addition':<14}{addition:>9.2f}{'':>9}{1:>12.2f}")
+    low, high = result["selected"]["min"], result["selected"]["max"]
+    print(f"entries above the threshold: {low:.2f} to {high:.2f} k")
+
+
+def main() -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", choices=sorted(CODECS), default="torch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--elements", type=int, default=10_000_000)
+    parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--sparsifier", default="threshold")
+    parser.add_argument("--memory", default="residual")
+    parser.add_argument("--warmup", type=int, default=10, help="steps before the measurement (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--bar", type=float, default=6.0, help="highest ratio that passes (%(default)s)")
+    parser.add_argument("--json", type=Path, default=ROOT / "out" / "codec.json")
+    args = parser.parse_args()
+    codec = CODECS[args.framework](args.elements, args.density, args.sparsifier, args.memory, args.device)
+    result = measure(codec, args.warmup, args.repeats)
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps({**settings, **result}, indent=1) + "\n")
+    print_table(result)
+    passed = result["ratio"] <= args.bar
+    print(f"ratio of medians {result['ratio']:.2f}: {'within' if passed else 'ABOVE'} the bar of {args.bar:g}")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the framework is imported
+    sys.exit(main())

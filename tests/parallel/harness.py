@@ -1,0 +1,84 @@
+"""Runs cases on several ranks under the real horovodrun.
+
+A case is a function `case_*` without arguments in a module of this folder. All cases of a module run one after the
+other in one launch, since starting the ranks costs more than most cases; pytest still reports each of them. After a
+failed case the launch ends, and the cases behind it report that they did not run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "0.5"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a launch ended."""
+
+    code: int | None  # None: the time limit struck
+    output: str
+
+
+def horovodrun(ranks: int, command: list[str], limit_seconds: float, env: dict[str, str] | None = None) -> Run:
+    """Run `command` on so many ranks of this machine; everything it started is gone afterwards."""
+    launcher = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "-H", f"localhost:{ranks}", "--gloo"]
+    environment = {**os.environ, **QUIET, "PYTHONPATH": f"{ROOT}:{HERE}", **(env or {})}
+    process = subprocess.Popen(
+        [*launcher, *command], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=limit_seconds)
+        return Run(process.returncode, output)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)  # horovodrun ends its ranks, whose stacks are printed by then
+        try:
+            output, _ = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        return Run(None, output)
+
+
+def case_names(module: str) -> list[str]:
+    """The cases of a module, in order, without importing it."""
+    tree = ast.parse((HERE / f"{module}.py").read_text())
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The reports of all ranks: case name -> "" or a traceback."""
+
+    reports: list[dict[str, str]]
+    run: Run
+
+    def check(self, case: str) -> None:
+        """Fail if the case did not pass on every rank."""
+        for rank, report in enumerate(self.reports):
+            if case not in report:
+                raise AssertionError(f"{case} did not finish on rank {rank}. The launch printed:\n{self.run.output[-9000:]}")
+            if report[case]:
+                raise AssertionError(f"{case} failed on rank {rank}:\n{report[case]}")
+
+
+@cache
+def launched(module: str, ranks: int, limit_seconds: float = 150.0) -> Launch:
+    """Run all cases of a module once."""
+    with tempfile.TemporaryDirectory() as folder:
+        worker = [sys.executable, str(HERE / "worker.py"), module, folder, str(ranks), str(limit_seconds - 10)]
+        run = horovodrun(ranks, worker, limit_seconds)
+        files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
+        return Launch([json.loads(file.read_text()) if file.exists() else {} for file in files], run)

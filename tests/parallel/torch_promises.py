@@ -1,0 +1,395 @@
+"""The promises of the design on torch, for any number of ranks from 2."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as horovod
+import hvd_sparse.torch as hvd
+import torch
+from scenario import (
+    assert_equal,
+    assert_same_on_ranks,
+    batches,
+    flat,
+    flat_grad,
+    loss_of,
+    make_model,
+    sgd,
+    summed,
+    train,
+    train_reference,
+)
+from torch.utils.checkpoint import checkpoint
+
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+
+
+def sparse(**settings: Any) -> Any:
+    return hvd.Compression.sparse(**{"min_size": 1, "density": 0.25, "sparsifier": "topk", **settings})
+
+
+def case_everything_of_horovod_is_here() -> None:
+    ours = {"Compression", "DistributedOptimizer", "broadcast_optimizer_state", "join"}
+    for name in dir(horovod):
+        if not name.startswith("_"):
+            same = getattr(hvd, name) is getattr(horovod, name)
+            assert same != (name in ours), name
+    assert hvd.Compression.none is horovod.Compression.none
+    assert hvd.Compression.fp16 is horovod.Compression.fp16
+
+
+def case_density_one_is_dense() -> None:
+    optimizers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+        "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, fused=True),
+        "adam foreach": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+    }
+    for name, make in optimizers.items():
+        model, reference = make_model(), make_model()
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), sparse(density=1.0))
+        train(model, optimizer, batches(20))
+        train_reference(reference, make(reference.parameters()), batches(20))
+        assert float((flat(model) - flat(reference)).abs().max()) < 1e-6, name
+
+
+def case_density_one_equals_horovods_own_optimizer() -> None:
+    model, reference = make_model(), make_model()
+    train(model, hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(density=1.0)), batches(20))
+    theirs = hvd.DistributedOptimizer(sgd(reference), reference.named_parameters(), hvd.Compression.none)
+    assert not hasattr(theirs, "metrics")
+    train(reference, theirs, batches(20))
+    assert_equal(flat(model), flat(reference))
+
+
+def case_ranks_are_equal_for_every_combination() -> None:
+    for sparsifier in ("topk", "threshold", "random_block"):
+        for memory in ("residual", "momentum", "none"):
+            model = make_model()
+            compression = sparse(sparsifier=sparsifier, memory=memory, bucket_bytes=256)
+            optimizer = hvd.DistributedOptimizer(sgd(model, 0.05, 0.0), model.named_parameters(), compression)
+            train(model, optimizer, batches(6))
+            assert_same_on_ranks(flat(model))
+            assert len(optimizer.averager.buckets) > 2
+
+
+def case_process_sets() -> None:
+    model = make_model()
+    everybody = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(), op=hvd.Sum)
+    loss_of(model, next(batches(1))).backward()
+    assert_same_on_ranks(flat_grad(model))
+    everybody.close()
+
+
+def case_groups_are_buckets() -> None:
+    model = make_model()
+    first = [list(model[0].parameters()), list(model[2].parameters())]
+    for groups, count in ((first, 4), (2, 3), (1, 2)):
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(), groups=groups)
+        train(model, optimizer, batches(1))
+        assert len(optimizer.averager.buckets) == count
+        optimizer.close()
+
+
+def case_hooks_in_another_order_on_each_rank() -> None:
+    torch.manual_seed(0)
+    parts = [torch.nn.Linear(8, 8) for _ in range(6)]
+    model = torch.nn.ModuleList(parts)
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(bucket_bytes=64))
+    for step, (x, _) in enumerate(batches(5)):
+        order = torch.randperm(6, generator=torch.Generator().manual_seed(10 * step + RANK)).tolist()
+        optimizer.zero_grad()
+        for i in order:
+            x = x + parts[i](x) / 6
+        x.square().mean().backward()
+        optimizer.step()
+    assert_same_on_ranks(flat(model))
+
+
+def case_lbfgs_and_closures() -> None:
+    model, reference = make_model(), make_model()
+    data = [next(batches(1))]
+
+    def closure_of(net: Any, optimizer: Any, average: bool) -> Callable[[], torch.Tensor]:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(net, data[0])
+            loss.backward()
+            if average:
+                for p in net.parameters():
+                    p.grad = horovod.allreduce(p.grad)
+            return horovod.allreduce(loss.detach())
+
+        return closure
+
+    for make in (lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=4), lambda p: torch.optim.SGD(p, lr=0.1)):
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), sparse(density=1.0))
+        plain = make(reference.parameters())
+        for _ in range(3):
+            optimizer.step(closure_of(model, optimizer, average=False))
+            plain.step(closure_of(reference, plain, average=True))
+        assert_equal(flat(model), flat(reference), 1e-5)
+        assert optimizer.metrics()["skipped_steps"] == 0
+        optimizer.close()
+
+
+def case_activation_checkpointing() -> None:
+    for reentrant in (True, False):
+        model, reference = make_model(), make_model()
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(density=1.0))
+        for x, y in batches(3):
+            optimizer.zero_grad()
+            x.requires_grad_(True)
+            hidden = checkpoint(model[0], x, use_reentrant=reentrant)
+            output = checkpoint(model[2], torch.relu(hidden), use_reentrant=reentrant)
+            torch.nn.functional.cross_entropy(output, y).backward()
+            assert_same_on_ranks(flat_grad(model))
+            optimizer.step()
+        train_reference(reference, sgd(reference), batches(3))
+        assert_equal(flat(model), flat(reference))
+        assert optimizer.metrics()["num_exchanges"] == 3
+
+
+def case_a_gradient_is_not_disturbed_by_autograd_grad() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse())
+    batch = next(batches(1))
+    loss_of(model, batch).backward()
+    before = flat_grad(model)
+    torch.autograd.grad(loss_of(model, batch), list(model.parameters()))
+    assert torch.equal(before, flat_grad(model))
+    optimizer.step()
+    assert optimizer.metrics()["num_exchanges"] == 1
+
+
+def case_gradients_written_by_hand() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), None, sparse(density=1.0))
+    before = flat(model)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, float(RANK))
+    optimizer.step()
+    assert_equal(before - flat(model), torch.full_like(before, (SIZE - 1) / 2))
+
+
+def case_horovods_own_broadcast_of_state_exchanges_nothing() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), None, sparse())
+    if RANK == 0:  # as after loading a checkpoint: only the others have to make state
+        for p in model.parameters():
+            optimizer.state[p] = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[p]["step"] = torch.tensor(0.0)
+    horovod.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.metrics()["num_exchanges"] == 0
+    train(model, optimizer, batches(2))
+    assert_same_on_ranks(flat(model))
+
+
+def case_the_exchange_starts_during_backward() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(bucket_bytes=64 * 64 * 4))
+    x = torch.randn(4, 64)
+    model(x).square().mean().backward()
+    optimizer.zero_grad()
+    started: list[int] = []
+    model[0].weight.register_hook(
+        lambda _: started.append(sum(bucket.started for bucket in optimizer.averager.buckets))
+    )
+    model(x).square().mean().backward()
+    assert started[0] >= 5  # the buckets of all later weights, and that of the biases if they came first
+    assert len(optimizer.averager.buckets) == 7
+
+
+def case_channels_last_and_mixed_dtypes() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 3))
+    model[0].to(memory_format=torch.channels_last)
+    model[2].double()
+    reference = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 3))
+    reference[2].double()
+    reference.load_state_dict(model.state_dict())
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(density=1.0))
+    plain = sgd(reference)
+    for step in range(3):
+        images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(7 * step + RANK))
+        for net, opt in ((model, optimizer), (reference, plain)):
+            opt.zero_grad()
+            net[2](net[1](net[0](images)).double()).square().mean().backward()
+        for p in reference.parameters():
+            p.grad = horovod.allreduce(p.grad)
+        optimizer.step()
+        plain.step()
+    assert_equal(flat(model), flat(reference))
+
+
+def case_changing_the_dtype_after_wrapping() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse())
+    train(model, optimizer, batches(2))
+    model.to(torch.bfloat16)
+    optimizer.state.clear()
+    for x, y in batches(2):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x.bfloat16()).float(), y).backward()
+        assert all(p.grad.dtype == torch.bfloat16 for p in model.parameters())
+        optimizer.step()
+    assert_same_on_ranks(flat(model))
+
+
+def case_a_late_rank() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse())
+    for step, batch in enumerate(batches(3)):
+        if step == 1 and RANK == 0:
+            time.sleep(2)
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+    assert_same_on_ranks(flat(model))
+
+
+def case_metrics() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(200, 100)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("hvd_sparse")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(density=0.01, sparsifier="threshold"))
+    logger.removeHandler(handler)
+    assert [record.levelname for record in records] == (["INFO"] if RANK == 0 else [])
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 200)).square().mean().backward()
+        optimizer.step()
+    metrics = optimizer.metrics()
+    assert set(metrics) >= {
+        "scheme", "density", "bytes_sent", "bytes_dense", "num_exchanges", "exchange_seconds", "exposed_seconds",
+        "residual_norm", "skipped_steps", "reason",
+    }  # fmt: skip
+    assert metrics["num_exchanges"] == 4
+    assert metrics["density"] == 0.01
+    assert metrics["bytes_dense"] == int(4 * 8 * 20100 * (SIZE - 1) / SIZE)
+    dense_part = 8 * (100 + 6) * (SIZE - 1) / SIZE  # the bias, and six flags of the census
+    assert abs(metrics["bytes_sent"] - 4 * (8 * 200 * (SIZE - 1) + dense_part)) <= 4
+    assert 0 < metrics["exposed_seconds"] <= metrics["exchange_seconds"]
+    assert metrics["residual_norm"] > 0
+    assert "0.01" in metrics["reason"]
+
+
+def case_different_configurations_are_refused() -> None:
+    model = make_model()
+    for settings, word in (
+        ({"density": 0.1 if RANK == 0 else 0.2}, "density"),
+        ({"sparsifier": "topk" if RANK == 0 else "threshold"}, "sparsifier"),
+    ):
+        try:
+            hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(**settings))
+            raise AssertionError("accepted")
+        except hvd.HvdSparseError as error:
+            assert word in str(error)
+            assert "rank 1" in str(error)
+    other = torch.nn.Linear(8, 3 if RANK == 0 else 4)
+    try:
+        hvd.DistributedOptimizer(sgd(other), other.named_parameters(), sparse())
+        raise AssertionError("accepted")
+    except hvd.HvdSparseError as error:
+        assert "weight" in str(error)
+    try:
+        hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(), 0 if RANK == 1 else 1)
+        raise AssertionError("accepted")
+    except (ValueError, hvd.HvdSparseError) as error:
+        assert isinstance(error, ValueError) == (RANK == 1)
+        assert "backward_passes_per_step" in str(error)
+
+
+def case_refused_on_every_rank() -> None:
+    model = make_model()
+    meta = torch.nn.Linear(2, 2, device="meta")
+    wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: hvd.DistributedOptimizer(sgd(model), op=hvd.Adasum), ValueError, "Adasum"),
+        (lambda: hvd.DistributedOptimizer(sgd(model), compression="sparse"), TypeError, "compression"),
+        (lambda: hvd.DistributedOptimizer(model), TypeError, "optimizer"),
+        (lambda: hvd.DistributedOptimizer(sgd(meta)), ValueError, "meta device"),
+        (lambda: hvd.DistributedOptimizer(sgd(model), [("a", p) for p in model.parameters()]), ValueError, "unique"),
+        (lambda: hvd.DistributedOptimizer(sgd(model), list(model.named_parameters())[:2]), ValueError, "every"),
+        (lambda: hvd.DistributedOptimizer(sgd(model), compression=sparse(memory="momentum")), ValueError, "momentum"),
+        (lambda: hvd.DistributedOptimizer(sgd(model), gradient_predivide_factor=2.0, op=hvd.Sum), ValueError, "predivide"),
+        (lambda: hvd.DistributedOptimizer(sgd(model), groups="all"), ValueError, "groups"),
+    ]
+    for call, kind, word in wrong:
+        try:
+            call()
+            raise AssertionError(f"accepted: {word}")
+        except kind as error:
+            assert word in str(error), error
+    assert sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()) == 0
+
+
+def case_momentum_memory_equals_momentum_sgd_when_dense() -> None:
+    model, reference = make_model(), make_model()
+    compression = sparse(density=1.0, memory="momentum")
+    train(model, hvd.DistributedOptimizer(sgd(model, 0.1, 0.0), model.named_parameters(), compression), batches(10))
+    train_reference(reference, sgd(reference), batches(10))
+    assert_equal(flat(model), flat(reference))
+
+
+def case_conservation_over_a_run() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(300, 50, bias=False)
+    for sparsifier in ("threshold", "topk", "random_block"):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), sparse(sparsifier=sparsifier, density=0.05)
+        )
+        sent, local = torch.zeros(50, 300), torch.zeros(50, 300)
+        for step in range(8):
+            x = torch.randn(16, 300, generator=torch.Generator().manual_seed(10 * step + RANK))
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            sent += model.weight.grad * SIZE
+            optimizer.step()
+            local += torch.autograd.grad(model(x).square().mean(), model.weight)[0]
+        left = optimizer.compression_state_dict()["memory"]["weight"]["residual"]
+        assert_equal(summed(local), sent + summed(left), 1e-5)
+        optimizer.close()
+
+
+def case_warmup_lowers_the_density() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(density=0.01, warmup_steps=6))
+    seen = []
+    for batch in batches(8):
+        train(model, optimizer, iter([batch]))
+        seen.append(optimizer.metrics()["density"])
+    assert seen == sorted(seen, reverse=True)
+    assert seen[0] > 0.4
+    assert seen[-1] == 0.01
+    assert_same_on_ranks(flat(model))
+
+
+def case_loading_the_state_of_another_number_of_ranks() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse())
+    train(model, optimizer, batches(3))
+    saved = optimizer.compression_state_dict()
+    total = float(summed(sum(a["residual"].sum() for a in saved["memory"].values() if a)))
+    saved["size"] = SIZE + 1
+    optimizer.load_compression_state_dict(saved)
+    kept = optimizer.compression_state_dict()["memory"]
+    assert abs(float(summed(sum(a["residual"].sum() for a in kept.values() if a))) - total) < 1e-6
+    saved["rank"] = RANK + 1
+    optimizer.load_compression_state_dict(saved)
+    assert optimizer.metrics()["residual_norm"] == 0
+    assert optimizer.metrics()["num_exchanges"] == 3
+    train(model, optimizer, batches(2))
+    assert_same_on_ranks(flat(model))
