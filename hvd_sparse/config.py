@@ -14,7 +14,7 @@ from hvd_sparse.memories import Memory
 from hvd_sparse.memories.none import NoMemory
 from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.sparsifiers import Sparsifier
-from hvd_sparse.types import check_positive
+from hvd_sparse.types import check_count, check_positive
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def sparse_config(
         collective=registry.create("collective", collective),
         memory=registry.create("memory", memory),
         controller=registry.create("controller", controller),
-        bucket_bytes=int(check_positive(bucket_bytes, "bucket_bytes")),
+        bucket_bytes=check_count(bucket_bytes, "bucket_bytes"),
         min_size=min_size,
         timeout_seconds=float(check_positive(timeout_seconds, "timeout_seconds")),
     )
@@ -100,5 +100,7 @@ def sparse_config(
 
 
 def _words(part: Any) -> str:
-    settings = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(part).items()) if name[0] != "_")
+    settings = ", ".join(
+        f"{name}={value!r}" for name, value in sorted(getattr(part, "__dict__", {}).items()) if name[0] != "_"
+    )
     return type(part).__name__ + (f"({settings})" if settings else "")

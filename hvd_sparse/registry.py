@@ -30,7 +30,13 @@ METHODS: dict[str, dict[str, str]] = {
     },
 }
 
-_INTERFACES = {"sparsifier": "select", "collective": "reduce", "memory": "compensate", "controller": "decide"}
+_INTERFACES = {
+    "sparsifier": ("shared_indices", "blind", "init", "select"),
+    "collective": ("needs_shared_indices", "reduce"),
+    "memory": ("keys", "accumulator", "compensate", "update", "for_dense"),
+    "controller": ("init", "decide"),
+    "scheme": ("init", "reduce"),
+}
 
 
 def method_class(kind: str, name: str) -> type:
@@ -52,10 +58,12 @@ def create(kind: str, choice: Any, **arguments: Any) -> Any:
     """An instance for `choice`: a registered name, or an object that already is one (a third party's, say)."""
     if isinstance(choice, str):
         return method_class(kind, choice)(**arguments)
-    if isinstance(choice, type) or not hasattr(choice, _INTERFACES[kind]):
+    missing = [name for name in _INTERFACES[kind] if not hasattr(choice, name)]
+    if isinstance(choice, type) or missing:
         known = ", ".join(repr(known) for known in METHODS[kind])
+        lacks = "it is a class, not an object" if isinstance(choice, type) else f"it has no {', '.join(missing)}"
         raise TypeError(
-            f"`{kind}` must be one of {known}, or an object with a method `{_INTERFACES[kind]}`. "
-            f"Received: {kind}={choice!r}."
+            f"`{kind}` must be one of {known}, or an object with {', '.join(_INTERFACES[kind])}. "
+            f"Received: {kind}={choice!r}; {lacks}."
         )
     return choice

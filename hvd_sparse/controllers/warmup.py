@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvd_sparse.controllers import Plan, Seen
-from hvd_sparse.types import State, check_density, check_positive
+from hvd_sparse.types import State, check_count, check_density
 
 
 class Warmup:
@@ -28,8 +28,8 @@ class Warmup:
 
     def __init__(self, density: float, warmup_steps: int, num_stages: int = 5) -> None:
         self.density = check_density(density)
-        self.warmup_steps = int(check_positive(warmup_steps, "warmup_steps"))
-        self.num_stages = int(check_positive(num_stages, "num_stages"))
+        self.warmup_steps = check_count(warmup_steps, "warmup_steps")
+        self.num_stages = check_count(num_stages, "num_stages")
 
     def init(self) -> State:
         return {}

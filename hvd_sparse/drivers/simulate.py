@@ -43,7 +43,8 @@ class Simulator:
     ranks' blocks, alltoall the larger of what goes to and comes from others, broadcast m.
 
     Raises:
-        HvdSparseError: ranks made different requests in one round; the message shows each rank's.
+        HvdSparseError: ranks made different requests in one round; the message shows each rank's. ValueError: a
+            request that Horovod would refuse.
     """
 
     def __init__(self, size: int, link: Link | None = None, ops: Ops | None = None) -> None:
@@ -86,6 +87,8 @@ class Simulator:
     def _answer(self, requests: list[Any]) -> list[Any]:
         first, tensors = requests[0], [request.tensor for request in requests]
         size = self.size
+        if first.group != "global":
+            raise ValueError(f"Only the group 'global' is simulated. Received: group={first.group!r} in {first.tag!r}.")
         if isinstance(first, AllReduce):
             combine = {"sum": self.ops.add, "max": self.ops.maximum, "min": self.ops.minimum}[first.op]
             total = reduce(combine, tensors)
@@ -107,6 +110,11 @@ class Simulator:
         splits = [[int(count) for count in request.splits] for request in requests]
         blocks = []
         for request, counts in zip(requests, splits):
+            if len(counts) != self.size or sum(counts) > int(request.tensor.shape[0]):
+                raise ValueError(
+                    f"`splits` must have one entry per rank ({self.size}) and add up to {request.tensor.shape[0]} rows "
+                    f"at most. Received: splits={counts} in {request.tag!r}."
+                )
             edges = [sum(counts[:r]) for r in range(self.size + 1)]
             blocks.append([request.tensor[edges[r] : edges[r + 1]] for r in ranks])
         sent = [sum(num_words(blocks[r][s]) for s in ranks if s != r) for r in ranks]

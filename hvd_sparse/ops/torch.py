@@ -117,7 +117,7 @@ class TorchOps:
         return torch.arange(start, start + count, device=like.device) % n
 
     def bits(self, values: Array) -> Array:
-        return values.contiguous().view(torch.int32)
+        return values.float().contiguous().view(torch.int32)
 
     def floats(self, bits: Array) -> Array:
         return bits.view(torch.float32)

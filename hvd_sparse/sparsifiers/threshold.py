@@ -58,9 +58,9 @@ class Threshold:
     def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
         wanted = self.aim * k
         stride = int(wanted / self.min_hits) | 1  # odd: an even stride would meet the same columns of every row
-        if stride == 1:
+        num_sampled = spec.size // stride - 1  # the shift may cost one
+        if stride == 1 or num_sampled < _NUM_RUNS:
             return ops.top_abs(x, k), {**state, "count": k}
-        num_sampled = spec.size // stride
         expected = max(1, min(num_sampled, round(wanted / stride)))
         estimate = ops.kth_largest(_sample(ops, x, stride, num_sampled, world.step), expected) * state["scale"]
         found = ops.above(x, ops.clip(estimate, 0.0, _LARGEST))
@@ -76,6 +76,7 @@ def _sample(ops: Ops, x: Array, stride: int, num_sampled: int, step: Any) -> Arr
 
     With one phase, rows whose length shares a factor with the stride (768 and 3) would show the same columns only.
     """
+    shifted = x[step % stride :]
     edges = [run * num_sampled // _NUM_RUNS * stride for run in range(_NUM_RUNS + 1)]
-    phases = [(run + step) * 7919 % stride for run in range(_NUM_RUNS)]  # a prime: all phases, equally often
-    return ops.concat([x[edges[run] + phases[run] : edges[run + 1] : stride] for run in range(_NUM_RUNS)])
+    phases = [run * 7919 % stride for run in range(_NUM_RUNS)]  # a prime: all phases, equally often
+    return ops.concat([shifted[edges[run] + phases[run] : edges[run + 1] : stride] for run in range(_NUM_RUNS)])

@@ -33,7 +33,14 @@ class Run:
 
 def horovodrun(ranks: int, command: list[str], limit_seconds: float, env: dict[str, str] | None = None) -> Run:
     """Run `command` on so many ranks of this machine; everything it started is gone afterwards."""
-    launcher = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "-H", f"localhost:{ranks}", "--gloo"]
+    launcher = [
+        str(Path(sys.executable).parent / "horovodrun"),
+        "-np",
+        str(ranks),
+        "-H",
+        f"localhost:{ranks}",
+        "--gloo",
+    ]
     environment = {**os.environ, **QUIET, "PYTHONPATH": f"{ROOT}:{HERE}", **(env or {})}
     process = subprocess.Popen(
         [*launcher, *command], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -69,7 +76,9 @@ class Launch:
         """Fail if the case did not pass on every rank."""
         for rank, report in enumerate(self.reports):
             if case not in report:
-                raise AssertionError(f"{case} did not finish on rank {rank}. The launch printed:\n{self.run.output[-9000:]}")
+                raise AssertionError(
+                    f"{case} did not finish on rank {rank}. The launch printed:\n{self.run.output[-9000:]}"
+                )
             if report[case]:
                 raise AssertionError(f"{case} failed on rank {rank}:\n{report[case]}")
 

@@ -42,7 +42,10 @@ def train(model: Model, optimizer: torch.optim.Optimizer, data: Iterator[Batch])
 
 
 def train_reference(
-    model: Model, optimizer: torch.optim.Optimizer, data: Iterator[Batch], before_step: Callable[[], None] = lambda: None
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    data: Iterator[Batch],
+    before_step: Callable[[], None] = lambda: None,
 ) -> None:
     """REF: explicit dense averaging by Horovod, plain optimizer."""
     for batch in data:

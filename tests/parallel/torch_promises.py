@@ -265,7 +265,9 @@ def case_metrics() -> None:
     logger = logging.getLogger("hvd_sparse")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(density=0.01, sparsifier="threshold"))
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model), model.named_parameters(), sparse(density=0.01, sparsifier="threshold")
+    )
     logger.removeHandler(handler)
     assert [record.levelname for record in records] == (["INFO"] if RANK == 0 else [])
     for _ in range(4):
@@ -324,7 +326,11 @@ def case_refused_on_every_rank() -> None:
         (lambda: hvd.DistributedOptimizer(sgd(model), [("a", p) for p in model.parameters()]), ValueError, "unique"),
         (lambda: hvd.DistributedOptimizer(sgd(model), list(model.named_parameters())[:2]), ValueError, "every"),
         (lambda: hvd.DistributedOptimizer(sgd(model), compression=sparse(memory="momentum")), ValueError, "momentum"),
-        (lambda: hvd.DistributedOptimizer(sgd(model), gradient_predivide_factor=2.0, op=hvd.Sum), ValueError, "predivide"),
+        (
+            lambda: hvd.DistributedOptimizer(sgd(model), gradient_predivide_factor=2.0, op=hvd.Sum),
+            ValueError,
+            "predivide",
+        ),
         (lambda: hvd.DistributedOptimizer(sgd(model), groups="all"), ValueError, "groups"),
     ]
     for call, kind, word in wrong:
@@ -349,7 +355,9 @@ def case_conservation_over_a_run() -> None:
     model = torch.nn.Linear(300, 50, bias=False)
     for sparsifier in ("threshold", "topk", "random_block"):
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), sparse(sparsifier=sparsifier, density=0.05)
+            torch.optim.SGD(model.parameters(), lr=0.0),
+            model.named_parameters(),
+            sparse(sparsifier=sparsifier, density=0.05),
         )
         sent, local = torch.zeros(50, 300), torch.zeros(50, 300)
         for step in range(8):

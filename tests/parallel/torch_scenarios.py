@@ -111,7 +111,8 @@ def case_t5_tiny_gradients_come_back() -> None:
     """Sixteen-bit values on the wire are another issue's; here a tiny value must not be flushed for ever."""
     weight = torch.nn.Parameter(torch.zeros(2, 2))
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), compression=hvd.Compression.sparse(density=0.25, min_size=1, sparsifier="topk")
+        torch.optim.SGD([weight], lr=1.0),
+        compression=hvd.Compression.sparse(density=0.25, min_size=1, sparsifier="topk"),
     )
     gradient = torch.tensor([[1e6, 1e-9], [0.0, 0.0]])
     for step in range(3):
@@ -203,7 +204,10 @@ def case_t8_wrapping_keeps_the_object() -> None:
 
 
 def case_t9_gan() -> None:
-    generator, discriminator = make_model(), torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    generator, discriminator = (
+        make_model(),
+        torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)),
+    )
     torch.manual_seed(3)
     for p in discriminator.parameters():
         torch.nn.init.normal_(p, std=0.3)

@@ -1,0 +1,43 @@
+"""Whatever happens to one rank, every rank ends, soon, and says why."""
+
+import sys
+import time
+
+import pytest
+from harness import HERE, horovodrun
+
+
+def end_of(way: str, ranks: int = 3) -> tuple[str, float]:
+    since = time.monotonic()
+    run = horovodrun(ranks, [sys.executable, str(HERE / "failing.py"), way], limit_seconds=90)
+    assert run.code is not None, f"hung:\n{run.output}"
+    assert run.code != 0, run.output
+    return run.output, time.monotonic() - since
+
+
+@pytest.mark.parallel(ranks=3)
+@pytest.mark.parametrize(
+    ("way", "cause"),
+    [("raise", "rank 2 failed: KeyError: 'no such column'"), ("raise in backward", "rank 2 failed: ZeroDivisionError")],
+)
+def test_an_exception_on_one_rank_is_told_on_all(way: str, cause: str) -> None:
+    output, seconds = end_of(way)
+    assert seconds < 60
+    for rank in (0, 1):
+        assert any(f"rank {rank} ended" in line and cause in line for line in output.splitlines()), output
+
+
+@pytest.mark.parallel(ranks=3)
+@pytest.mark.parametrize("way", ["kill", "leave"])
+def test_a_rank_that_is_gone_ends_the_others(way: str) -> None:
+    output, seconds = end_of(way)
+    assert seconds < 60
+    assert "another rank failed, or left" in output, output
+
+
+@pytest.mark.parallel(ranks=3)
+def test_waiting_has_an_end() -> None:
+    output, seconds = end_of("stall")
+    assert seconds < 60
+    assert "has waited" in output, output
+    assert "`timeout_seconds` is over" in output, output
