@@ -67,3 +67,8 @@ def create(kind: str, choice: Any, **arguments: Any) -> Any:
             f"Received: {kind}={choice!r}; {lacks}."
         )
     return choice
+
+
+def summaries(kind: str) -> dict[str, str]:
+    """Name -> the first line of the method's docstring."""
+    return {name: (method_class(kind, name).__doc__ or "").strip().splitlines()[0] for name in METHODS[kind]}

@@ -7,8 +7,9 @@ import signal
 import sys
 import time
 
-import hvd_sparse.torch as hvd
 from scenario import batches, loss_of, make_model, sgd, train
+
+import hvd_sparse.torch as hvd
 
 hvd.init()
 way, last = sys.argv[1], hvd.rank() == hvd.size() - 1

@@ -1,0 +1,47 @@
+"""Fixtures and hooks of all tests."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from helpers import BACK_ENDS, BackEnd, describe_ranks, num_ranks
+
+# The same examples everywhere and every time, and no time limit on a single one: CI machines are slow now and then.
+settings.register_profile(
+    "hvd_sparse",
+    derandomize=True,
+    deadline=None,
+    max_examples=30,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("hvd_sparse")
+
+_RAN = pytest.StashKey[Counter]()
+
+
+@pytest.fixture(scope="session", params=list(BACK_ENDS))
+def backend(request: pytest.FixtureRequest) -> BackEnd:
+    """Every array library in turn."""
+    return BACK_ENDS[request.param]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
+    report = yield
+    if report.when == "call" and not report.skipped:
+        item.config.stash.setdefault(_RAN, Counter())[num_ranks(item)] += 1
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    terminalreporter.write_line(describe_ranks(config.stash.get(_RAN, Counter())))
