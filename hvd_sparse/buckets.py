@@ -28,13 +28,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Parameter:
-    """What the plan needs to know. `place`: dtype and device, which a bucket does not mix."""
+    """What the plan needs to know. `place`: dtype and device, which no bucket mixes; `lossless`: never compress."""
 
     name: str
     size: int
     num_dimensions: int
     place: str
     itemsize: int = 4
+    lossless: bool = False
 
 
 def plan_buckets(
@@ -62,7 +63,7 @@ def plan_buckets(
     open_buckets: dict[tuple[str, bool, int], list[Parameter]] = {}
     closed: list[tuple[bool, list[Parameter]]] = []
     for parameter in reversed(parameters):
-        dense = parameter.num_dimensions < 2 or parameter.size < min_size
+        dense = parameter.lossless or parameter.num_dimensions < 2 or parameter.size < min_size
         group = group_of.get(parameter.name, -1)
         key = (parameter.place, dense, group)
         members = open_buckets.setdefault(key, [])

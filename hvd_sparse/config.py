@@ -81,6 +81,8 @@ def sparse_config(
             f"`controller` replaces `density` and `warmup_steps`: give it alone. "
             f"Received: density={density!r}, warmup_steps={warmup_steps!r}."
         )
+    if isinstance(controller, str):
+        raise TypeError(f"`controller` must be an object, Warmup(0.01, 1000) say. Received: controller={controller!r}.")
     selection: Sparsifier = registry.create("sparsifier", sparsifier)
     if collective is None:
         collective = "shared_allreduce" if selection.shared_indices else "allgather"
@@ -100,7 +102,11 @@ def sparse_config(
 
 
 def _words(part: Any) -> str:
-    settings = ", ".join(
-        f"{name}={value!r}" for name, value in sorted(getattr(part, "__dict__", {}).items()) if name[0] != "_"
-    )
-    return type(part).__name__ + (f"({settings})" if settings else "")
+    settings = {name: value for name, value in sorted(getattr(part, "__dict__", {}).items()) if name[0] != "_"}
+    words = ", ".join(f"{name}={_plain(value)}" for name, value in settings.items())
+    return type(part).__name__ + (f"({words})" if words else "")
+
+
+def _plain(value: Any) -> str:
+    """The value, unless its repr may hold an address, which differs between ranks."""
+    return repr(value) if isinstance(value, (bool, int, float, str, tuple, type(None))) else type(value).__name__

@@ -39,8 +39,20 @@ def _torch_back_end(device: str = "cpu") -> BackEnd:
     return BackEnd("torch", TorchOps(), array, lambda x: x.detach().cpu().numpy())
 
 
+def _tensorflow_back_end() -> BackEnd:
+    import tensorflow as tf
+
+    from hvd_sparse.ops.tensorflow import TensorFlowOps
+
+    return BackEnd("tensorflow", TensorFlowOps(), lambda x: tf.constant(np.array(x)), lambda x: x.numpy())
+
+
 # One line per back end. `backend` in conftest.py runs a test over all of them.
-BACK_ENDS: dict[str, Callable[[], BackEnd]] = {"numpy": _numpy_back_end, "torch": _torch_back_end}
+BACK_ENDS: dict[str, Callable[[], BackEnd]] = {
+    "numpy": _numpy_back_end,
+    "torch": _torch_back_end,
+    "tensorflow": _tensorflow_back_end,
+}
 
 
 def frozen(x: Any, dtype: Any = None) -> np.ndarray:
@@ -53,6 +65,15 @@ def frozen(x: Any, dtype: Any = None) -> np.ndarray:
 def floats(*values: float) -> np.ndarray:
     """Read-only float32."""
     return frozen(values, np.float32)
+
+
+# The data that the algorithms' check values refer to: 4 ranks, 16 elements, every row a signed permutation of 1..16.
+E4 = [
+    floats(-11, -10, 6, -8, 4, 5, -7, -13, 15, -2, 12, 1, 16, -14, 3, 9),
+    floats(-4, -12, -13, -8, 9, -7, -16, 15, 2, -14, -1, -6, -10, 5, 3, 11),
+    floats(16, -12, 7, -4, -6, 10, -8, -9, -15, 13, 3, 1, 14, 5, 11, 2),
+    floats(16, -8, -7, -11, -9, -6, -13, 10, -5, -2, -1, 15, 14, -12, 3, -4),
+]
 
 
 # Comparators. test_helpers.py shows that each of them can fail.

@@ -29,5 +29,8 @@ class Controller(Protocol):
     def init(self) -> State:
         """State before the first step: plain numbers."""
 
+    def ladder(self) -> tuple[float, ...]:
+        """Every density that `decide` may choose: a graph has a branch for each."""
+
     def decide(self, seen: Seen, state: State) -> tuple[Plan, State]:
         """The plan for exchange number `seen.step`, and the next state."""

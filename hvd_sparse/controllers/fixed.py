@@ -23,5 +23,8 @@ class Fixed:
     def init(self) -> State:
         return {}
 
+    def ladder(self) -> tuple[float, ...]:
+        return (self.density,)
+
     def decide(self, seen: Seen, state: State) -> tuple[Plan, State]:
         return Plan(self.density, f"fixed density {self.density:g}"), state

@@ -34,9 +34,14 @@ class Warmup:
     def init(self) -> State:
         return {}
 
+    def ladder(self) -> tuple[float, ...]:
+        return (*(self._density(stage) for stage in range(self.num_stages)), self.density)
+
     def decide(self, seen: Seen, state: State) -> tuple[Plan, State]:
         if seen.step >= self.warmup_steps:
             return Plan(self.density, f"density {self.density:g}, warm-up is over"), state
         stage = seen.step * self.num_stages // self.warmup_steps
-        density = self.density ** ((stage + 1) / (self.num_stages + 1))
-        return Plan(density, f"warm-up stage {stage + 1} of {self.num_stages}"), state
+        return Plan(self._density(stage), f"warm-up stage {stage + 1} of {self.num_stages}"), state
+
+    def _density(self, stage: int) -> float:
+        return self.density ** ((stage + 1) / (self.num_stages + 1))

@@ -80,7 +80,7 @@ class HorovodTensorFlow:
         """Lay out `program` up to its first request. `name` is unique among the programs that run."""
         if tf.executing_eagerly():
             raise RuntimeError(
-                "Exchanges must be called inside a tf.function: eagerly, Horovod's TensorFlow operations have no names, "
+                "Exchanges must be called inside a tf.function: eagerly Horovod's TensorFlow operations have no names, "
                 "and ranks that start them in different orders would mix up their values."
             )
         graph = tf.compat.v1.get_default_graph()

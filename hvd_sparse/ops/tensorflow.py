@@ -63,7 +63,10 @@ class TensorFlowOps:
             magnitude = _magnitude(tf.gather(x, indices))
             return _first_k(indices, magnitude, _kth_largest(magnitude, k), k)
 
-        return tf.cond(self.length(indices) > k, trimmed, lambda: indices)
+        surplus = self.length(indices) > k
+        if tf.is_tensor(surplus):
+            return tf.cond(surplus, trimmed, lambda: indices)
+        return trimmed() if surplus else indices
 
     def kth_largest(self, x: Array, k: int) -> Any:
         """As float64, in which a threshold can be scaled with the accuracy of a Python float."""
@@ -85,15 +88,15 @@ class TensorFlowOps:
         return total[:n]
 
     def clear(self, x: Array, indices: Array) -> Array:
-        # A mask and a selection: half the price of tensor_scatter_nd_update.
+        # A mask: less than half the price of tensor_scatter_nd_update or tf.where.
         kept = tf.raw_ops.SparseToDense(
             sparse_indices=indices,
             output_shape=tf.cast(tf.shape(x), indices.dtype),
-            sparse_values=False,
-            default_value=True,
+            sparse_values=tf.zeros([], x.dtype),
+            default_value=tf.ones([], x.dtype),
             validate_indices=False,
         )
-        return tf.where(kept, x, tf.zeros([], x.dtype))
+        return tf.math.multiply_no_nan(x, kept)
 
     def searchsorted(self, ascending: Array, edges: Array) -> Array:
         return tf.searchsorted(ascending, tf.cast(edges, ascending.dtype))
@@ -121,7 +124,12 @@ class TensorFlowOps:
         return tf.minimum(x, y)
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
-        return tf.nest.map_structure(lambda one, other: tf.where(condition, *_alike(one, other)), x, y)
+        pairs = [_alike(one, other) for one, other in zip(tf.nest.flatten(x), tf.nest.flatten(y))]
+        if not pairs:
+            return x
+        # A branch hands its tensors on, tf.where would copy them.
+        chosen = tf.cond(condition, lambda: [one for one, _ in pairs], lambda: [other for _, other in pairs])
+        return tf.nest.pack_sequence_as(x, tf.nest.flatten(chosen))
 
     def clip(self, value: Any, low: float, high: float) -> Any:
         if not any(map(tf.is_tensor, (value, low, high))):

@@ -131,7 +131,10 @@ class Bucket:
         return f"{self.layout.spec.name}:{self.layout.spec.size}"
 
     def _accumulator(self) -> torch.Tensor:
-        return self.reached[self.exchange.memory.accumulator] if self._own_x is None else self._own_x
+        if self._own_x is not None:
+            return self._own_x
+        flat: torch.Tensor = self.reached[str(self.exchange.memory.accumulator)]
+        return flat
 
 
 def _part(flat: torch.Tensor, member: Member) -> torch.Tensor:

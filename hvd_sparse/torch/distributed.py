@@ -10,6 +10,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvd_sparse.agreement import next_prefix
 from hvd_sparse.drivers.horovod_torch import HorovodTorch
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.averager import Averager
@@ -81,7 +82,7 @@ def DistributedOptimizer(
         )  # fmt: skip
     except (ValueError, TypeError) as error:
         refusal = error
-    driver = HorovodTorch(membership.next_prefix(), {"global": process_set}, request.config.timeout_seconds)
+    driver = HorovodTorch(next_prefix(), {"global": process_set}, request.config.timeout_seconds)
     if process_set.size() > 1:
         membership.agree(driver, request.describe(), refusal)
     if refusal is not None:

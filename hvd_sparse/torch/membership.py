@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import itertools
-import json
 import logging
 import sys
 import threading
@@ -15,6 +13,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvd_sparse.agreement import compare, statement
 from hvd_sparse.collectives.requests import AllGather
 from hvd_sparse.drivers.horovod_torch import HorovodTorch, text_program
 from hvd_sparse.torch.averager import Averager
@@ -22,41 +21,15 @@ from hvd_sparse.torch.optimizer_state import broadcast_optimizer_state
 from hvd_sparse.types import HvdSparseError, Program
 
 _log = logging.getLogger("hvd_sparse")
-_counter = itertools.count()
 _live: list[tuple[weakref.ref[Averager], weakref.ref[torch.optim.Optimizer]]] = []
 _FAREWELL_SECONDS = 15.0
 
 
-def next_prefix() -> str:
-    """Leads the operation names of the next wrapper; ranks wrap in the same order."""
-    return f"hvd_sparse.{next(_counter)}"
-
-
 def agree(driver: HorovodTorch, settings: dict[str, Any], refusal: Exception | None) -> None:
     """Return on all ranks or raise HvdSparseError on all ranks (but not on one whose own `refusal` says it better)."""
-    mine = json.dumps({"refusal": str(refusal) if refusal else "", "settings": settings})
-    everybody = [json.loads(text) for text in driver.run("wrap", text_program(mine))]
+    statements = driver.run("wrap", text_program(statement(settings, refusal)))
     driver.num_bytes = 0.0  # of training
-    refusals = [f"rank {r}: {one['refusal']}" for r, one in enumerate(everybody) if one["refusal"]]
-    if refusals and refusal is None:
-        raise HvdSparseError(f"Another rank could not wrap its optimizer. {' '.join(refusals)}")
-    different = _differences([one["settings"] for one in everybody])
-    if different and not refusals:
-        raise HvdSparseError(f"Ranks wrap their optimizers differently. {different}")
-
-
-def _differences(settings: list[dict[str, Any]]) -> str:
-    flat = [{**one, **{f"parameter {k}": v for k, v in one.get("parameters", {}).items()}} for one in settings]
-    found = []
-    for key in sorted(set().union(*flat) - {"parameters"}):
-        values = [json.dumps(one.get(key, "absent")) for one in flat]
-        if len(set(values)) > 1:
-            found.append(f"{key}: " + ", ".join(f"rank {r} {value}" for r, value in enumerate(values)))
-    orders = {tuple(one.get("parameters", {})) for one in settings}
-    if not found and len(orders) > 1:
-        found.append("the parameters are in different orders")
-    more = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
-    return "; ".join(found[:5]) + more
+    compare(statements, refusal)
 
 
 def register(averager: Averager, optimizer: torch.optim.Optimizer) -> None:

@@ -1,124 +1,31 @@
-"""What every method promises, over the whole registry: a new method is tested by being registered.
-
-A method is a sparsifier, a collective and a memory, or a scheme of its own and a memory. VARIANTS lists arguments where
-the defaults do not do for small exact tests; everything else is made without arguments.
-"""
+"""What every method promises, over the whole registry: a new method is tested by being registered."""
 
 from __future__ import annotations
 
 import copy
-import itertools
-import math
-from typing import Any
 
 import numpy as np
 import pytest
-from helpers import (
-    BACK_ENDS,
-    BackEnd,
-    Ranks,
-    Step,
-    assert_bits_equal,
-    assert_close,
-    assert_conserved,
-    assert_same_on_ranks,
-    assert_states_equal,
-    frozen,
-    total_words,
-)
+from helpers import BACK_ENDS, Ranks, assert_bits_equal, assert_close, assert_states_equal, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from methods import (
+    KEPT,
+    METHODS,
+    SIZE,
+    SIZES,
+    assert_sound,
+    constant,
+    every_method,
+    integers,
+    normal,
+    ranks_of,
+)
 
-from hvd_sparse import registry
-from hvd_sparse.config import sparse_config
-from hvd_sparse.controllers import Seen
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.schemes.dense import Dense
-from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.types import Spec
-
-# 1009 is prime, and at k = 100 large enough for a threshold that is really estimated from a sample.
-SIZE, KEPT = 1009, 100
-SIZES = [1, 2, 3, 5]  # of the world
-
-VARIANTS: dict[tuple[str, str], list[dict[str, Any]]] = {
-    ("sparsifier", "threshold"): [{}, {"min_hits": 16}],
-    # Powers of two: integer gradients stay exact in float32.
-    ("memory", "momentum"): [
-        {"momentum": 0.5},
-        {"momentum": 0.5, "nesterov": True},
-        {"momentum": 0.5, "masking": False},
-    ],
-    ("controller", "fixed"): [{"density": 0.01}],
-    ("controller", "warmup"): [{"density": 0.001, "warmup_steps": 12}],
-}
-
-
-def parts(kind: str) -> list[tuple[str, Any]]:
-    """(name, object) of every method of a kind, in every variant."""
-    found = []
-    for name in registry.METHODS[kind]:
-        for arguments in VARIANTS.get((kind, name), [{}]):
-            words = ",".join(f"{key}={value}" for key, value in arguments.items())
-            found.append((name + (f"({words})" if words else ""), registry.create(kind, name, **arguments)))
-    return found
-
-
-def is_legal(sparsifier: Any, collective: Any) -> bool:
-    return sparsifier.shared_indices or not collective.needs_shared_indices
-
-
-PAIRS = list(itertools.product(parts("sparsifier"), parts("collective")))
-METHODS: dict[str, tuple[Any, Any]] = {}
-for _memory_name, _memory in parts("memory"):
-    for (_sparsifier_name, _sparsifier), (_collective_name, _collective) in PAIRS:
-        if is_legal(_sparsifier, _collective):
-            _config = sparse_config(sparsifier=_sparsifier, collective=_collective, memory=_memory)
-            METHODS[f"{_sparsifier_name}-{_collective_name}-{_memory_name}"] = (_config.scheme(), _memory)
-    for _scheme_name in registry.METHODS["scheme"]:
-        if _scheme_name != "sparse":
-            METHODS[f"{_scheme_name}-{_memory_name}"] = (registry.create("scheme", _scheme_name), _memory)
-
-every_method = pytest.mark.parametrize("method", METHODS)
-
-
-def ranks_of(method: str, size: int, backend: BackEnd, num_elements: int = SIZE) -> Ranks:
-    scheme, memory = METHODS[method]
-    return Ranks(Exchange(Spec("b", num_elements), scheme, memory), size, backend)
-
-
-def normal(seed: int, size: int, num_elements: int = SIZE) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [frozen(rng.normal(size=num_elements), np.float32) for _ in range(size)]
-
-
-def integers(seed: int, size: int, num_elements: int = SIZE, limit: int = 8) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [frozen(rng.integers(-limit, limit + 1, num_elements), np.float32) for _ in range(size)]
-
-
-def constant(value: float, size: int, num_elements: int = SIZE) -> list[np.ndarray]:
-    return [frozen(np.full(num_elements, value), np.float32)] * size
-
-
-def assert_sound(step: Step, method: str, k: int, tolerance: float = 1e-5) -> None:
-    """What holds after every step with finite data."""
-    scheme, _ = METHODS[method]
-    assert all(step.finite)
-    assert_same_on_ranks(step.totals)
-    sparse = isinstance(scheme, SparseSum) and k < len(step.totals[0])
-    if sparse:
-        assert max(step.num_used(rank) for rank in range(len(step.used))) <= k
-    for rank, (used, x) in enumerate(zip(step.used, step.accumulated)):
-        assert_bits_equal(used[used != 0], x[used != 0], f"used and accumulated of rank {rank}")
-    gain = len(step.totals[0]) / k if sparse and scheme.rescale else 1.0
-    scale = max(1.0, gain * max(float(np.abs(x).max()) for x in step.accumulated))
-    assert_close(
-        step.totals[0] / scale, gain * np.sum(step.used, axis=0, dtype=np.float64) / scale, max(tolerance, 1e-6)
-    )
-    if step.kept is not None:
-        assert_conserved(step.accumulated, step.totals[0], step.kept, tolerance)
 
 
 @every_method
@@ -263,29 +170,6 @@ def test_requests_keep_their_shape(method, size, backend):
     assert rounds == [rounds[0]] * len(steps)
 
 
-# Words per rank and step: the bar of each collective, and of each scheme that stands alone.
-BARS = {
-    "allgather": lambda n, k, size: 2 * k * (size - 1),
-    "shared_allreduce": lambda n, k, size: 2 * k * (size - 1) / size,
-    "dense": lambda n, k, size: 2 * n * (size - 1) / size,
-}
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", [*registry.METHODS["collective"], *(set(registry.METHODS["scheme"]) - {"sparse"})])
-def test_words(name, size):
-    assert name in BARS, f"state the words of {name!r} per rank and step in BARS"
-    methods = [
-        method
-        for method, (scheme, _) in METHODS.items()
-        if name in method.split("-") and (not isinstance(scheme, SparseSum) or scheme.sparsifier.blind)
-    ]
-    assert methods
-    for method in methods:
-        step = ranks_of(method, size, BACK_ENDS["numpy"]()).step(normal(0, size), KEPT)
-        assert total_words(step.rounds, size) == BARS[name](SIZE, KEPT, size), method
-
-
 @pytest.mark.parametrize("other", [name for name in BACK_ENDS if name != "numpy"])
 @pytest.mark.parametrize("size", [1, 3])
 @every_method
@@ -312,65 +196,3 @@ def test_a_copied_state_continues_bit_for_bit(method, backend):
     resumed.states, resumed.number = saved, number
     for seed, total in zip((1, 2), expected):
         assert_bits_equal(resumed.step(normal(seed, 2), KEPT).totals[0], total)
-
-
-ILLEGAL = [(one, other) for one, other in PAIRS if not is_legal(one[1], other[1])]
-
-
-@pytest.mark.parametrize(("sparsifier", "collective"), ILLEGAL, ids=[f"{one[0]}-{other[0]}" for one, other in ILLEGAL])
-def test_illegal_pairs_are_refused(sparsifier, collective):
-    with pytest.raises(ValueError, match=type(sparsifier[1]).__name__):
-        SparseSum(sparsifier[1], collective[1])
-    with pytest.raises(ValueError, match=type(collective[1]).__name__):
-        sparse_config(sparsifier=sparsifier[1], collective=collective[1])
-
-
-def test_there_are_illegal_pairs():
-    assert len(ILLEGAL) >= 2
-
-
-def sparsifiers(attribute: str) -> Any:
-    """Those that declare it."""
-    declared = [(name, part) for name, part in parts("sparsifier") if getattr(part, attribute)]
-    assert declared
-    return pytest.mark.parametrize("sparsifier", [part for _, part in declared], ids=[name for name, _ in declared])
-
-
-@sparsifiers("shared_indices")
-def test_declared_shared_indices_are_shared(sparsifier, backend):
-    ranks = Ranks(Exchange(Spec("b", SIZE), *_allgathered(sparsifier)), 3, backend)
-    for number in range(3):
-        step = ranks.step(normal(number, 3), KEPT)
-        assert_same_on_ranks([backend.numpy(one.used.indices) for one in step.reduced], "indices")
-
-
-@sparsifiers("blind")
-def test_declared_blindness_is_true(sparsifier, backend):
-    """A blind selection takes the same coordinates whatever the values: rescaled, it is unbiased."""
-    exchange = Exchange(Spec("b", SIZE), *_allgathered(sparsifier))
-    steps = [Ranks(exchange, 1, backend).step(normal(seed, 1), KEPT) for seed in (0, 1)]
-    indices = [backend.numpy(step.reduced[0].used.indices) for step in steps]
-    assert_bits_equal(indices[0], indices[1])
-    assert len(indices[0]) == KEPT
-
-
-def _allgathered(sparsifier: Any) -> tuple[Any, Any]:
-    config = sparse_config(sparsifier=sparsifier, collective="allgather", memory="none")
-    return config.scheme(), config.memory
-
-
-@pytest.mark.parametrize("controller", [part for _, part in parts("controller")], ids=lambda part: type(part).__name__)
-def test_controllers(controller):
-    """Densities in (0, 1], few of them, the same on every rank, from a state of plain numbers."""
-    state, densities = controller.init(), []
-    for step in range(40):
-        (plan, following), (again, _) = (controller.decide(Seen(step), dict(state)) for _ in range(2))
-        assert plan == again
-        assert 0 < plan.density <= 1
-        assert isinstance(plan.density, float)
-        assert plan.reason
-        assert all(isinstance(value, (int, float, str)) for value in following.values())
-        state = following
-        densities.append(plan.density)
-    assert len(set(densities)) <= 8
-    assert all(math.isfinite(density) for density in densities)

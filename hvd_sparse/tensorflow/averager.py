@@ -1,0 +1,152 @@
+"""Averages gradients over ranks inside a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.buckets import plan_buckets, split_evenly
+from hvd_sparse.controllers import Seen
+from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
+from hvd_sparse.exchange import Exchange
+from hvd_sparse.metrics import Counters
+from hvd_sparse.schemes.dense import Dense
+from hvd_sparse.tensorflow.bucket import Bucket
+from hvd_sparse.tensorflow.plan import Plan, agree_on_plan
+from hvd_sparse.tensorflow.request import WrapRequest
+from hvd_sparse.tensorflow.rows import sum_rows
+from hvd_sparse.tensorflow.watchdog import Watchdog
+from hvd_sparse.types import num_kept
+
+
+class Averager:
+    """Callable on the gradients of one optimizer or tape; the same variables in every call.
+
+    The first call plans: ranks agree on which variables have gradients, buckets get their variables, all before the
+    first graph is finished. Every call exchanges. In a graph the exchange becomes part of it; eagerly it runs in a
+    graph of its own, since Horovod's eager operations have no names.
+    """
+
+    def __init__(self, request: WrapRequest, driver: HorovodTensorFlow) -> None:
+        self.request = request
+        self.config = request.config
+        self.driver = driver
+        self.counters = Counters(scheme=request.scheme_in_words())
+        self.buckets: list[Bucket] = []
+        self.loaded: dict[str, Any] | None = None
+        self.controller_state = self.config.controller.init()
+        self._ladder = tuple(dict.fromkeys(self.config.controller.ladder()))
+        self._plan = Plan([], {}, {})  # until the first call
+        self._eager_exchange = tf.function(self._exchange, reduce_retracing=True)
+        with tf.init_scope():
+            self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._totals = tf.Variable(tf.zeros([3], tf.float64), trainable=False)  # bytes, seconds, steps not applied
+            self.watchdog = Watchdog(self.config.timeout_seconds)
+
+    def __call__(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Averages of `grads` over ranks, in the order given. None stays None if it is so on every rank."""
+        if self.driver.world(0).size == 1:
+            return list(grads)
+        plan = self.plan(grads, variables)
+        present = plan.gradients(grads, variables)
+        exchange = self._eager_exchange if tf.executing_eagerly() else self._exchange
+        averages = exchange(present)
+        return plan.spread(averages, len(grads))
+
+    def plan(self, grads: Sequence[Any], variables: Sequence[Any]) -> Plan:
+        """Made with the other ranks at the first call, and kept."""
+        if not self._plan.parameters:
+            with tf.init_scope():
+                self._plan = agree_on_plan(self.driver, grads, variables, self.request.sparse_as_dense)
+                self._make_buckets()
+        return self._plan
+
+    def _make_buckets(self) -> None:
+        plan, config, groups = self._plan, self.config, self.request.num_groups
+        parameters = [p for p in plan.parameters if p.name not in plan.rows]
+        layouts = plan_buckets(
+            parameters, config.bucket_bytes, config.min_size, split_evenly(parameters, groups) if groups else None
+        )
+        for layout in layouts:
+            memory = config.memory.for_dense() if layout.dense else config.memory
+            exchange = Exchange(layout.spec, Dense() if layout.dense else config.scheme(), memory)
+            self.buckets.append(Bucket(layout, exchange, self.request.half))
+        self.counters.sparse_gradients = {
+            p.name: "rows" if p.name in plan.rows else "dense"
+            for p in plan.parameters
+            if p.lossless or p.name in plan.rows
+        }
+        if self.loaded is not None:
+            for bucket in self.buckets:
+                bucket.load(self.loaded["memory"], self.loaded["scheme"])
+
+    def _exchange(self, grads: dict[str, Any]) -> dict[str, Any]:
+        """Averages by name, for gradients by name: dense, or IndexedSlices for those that travel as rows."""
+        step = self.watchdog.begin(self.step)
+        with tf.control_dependencies(tf.nest.flatten(grads, expand_composites=True)):
+            started = tf.timestamp()
+        if len(self._ladder) == 1:
+            averages, totals = self._exchange_at(self._ladder[0], grads, step)
+        else:
+            rung = tf.numpy_function(self._decide, [step], tf.int32)
+            branches = [lambda density=density: self._exchange_at(density, grads, step) for density in self._ladder]
+            averages, totals = tf.switch_case(tf.ensure_shape(rung, []), branches)
+        with tf.control_dependencies(list(averages.values())):
+            seconds = tf.timestamp() - started
+        self._totals.assign_add(tf.stack([totals[0], seconds, totals[1]]))
+        self.watchdog.end(self.step, seconds)
+        return averages
+
+    def _exchange_at(self, density: float, grads: dict[str, Any], step: Any) -> tuple[dict[str, Any], list[Any]]:
+        world = self.driver.world(step)
+        shapes = {name: grad.shape for name, grad in grads.items()}
+        dtypes = {name: grad.dtype for name, grad in grads.items()}
+        for bucket in self.buckets:
+            members = [tf.reshape(tf.convert_to_tensor(grads[m.name]), [-1]) for m in bucket.layout.members]
+            flat = tf.concat([tf.cast(member, tf.float32) for member in members], 0)
+            k = num_kept(density, bucket.layout.spec.size)
+            self.driver.start(bucket.layout.spec.name, bucket.program(world, flat, k))
+        for name in self._plan.rows:
+            grad = grads[name]
+            values = tf.cast(tf.reshape(grad.values, [-1, self._plan.rows[name][1]]), tf.float32)
+            self.driver.start(_safe(name), sum_rows(world, grad.indices, values, self._plan.rows[name][0]))
+        results = self.driver.finish()
+        num_bytes = tf.cast(self.driver.num_bytes, tf.float64)
+        share = 1.0 / world.size if self.request.average else 1.0
+        averages: dict[str, Any] = {}
+        finite = []
+        for bucket in self.buckets:
+            reduced = results[bucket.layout.spec.name]
+            finite.append(reduced.finite)
+            parts = tf.split(tf.cast(reduced.total, tf.float32) * share, [m.size for m in bucket.layout.members])
+            averages.update((m.name, part) for m, part in zip(bucket.layout.members, parts))
+        averages.update((name, results[_safe(name)] * share) for name in self._plan.rows)
+        averages = {name: tf.cast(tf.reshape(averages[name], shapes[name]), dtypes[name]) for name in grads}
+        skipped = tf.cast(tf.logical_not(tf.reduce_all(tf.stack([*finite, True]))), tf.float64)
+        return averages, [num_bytes, skipped]
+
+    def _decide(self, step: Any) -> Any:
+        plan, self.controller_state = self.config.controller.decide(Seen(int(step)), self.controller_state)
+        self.counters.density, self.counters.reason = plan.density, plan.reason
+        return np.int32(self._ladder.index(plan.density))
+
+    def metrics(self) -> dict[str, Any]:
+        """See `Counters.as_dict`. What hides behind backward is decided by TensorFlow and not measured."""
+        num_bytes, seconds, skipped = (float(total) for total in self._totals.numpy())
+        counters, size = self.counters, self.driver.world(0).size
+        counters.num_exchanges = int(self.step.numpy())
+        if len(self._ladder) == 1:
+            self._decide(counters.num_exchanges)
+        elements = sum(p.size for p in self._plan.parameters)
+        counters.bytes_dense = 8.0 * elements * (size - 1) / size * counters.num_exchanges
+        counters.exchange_seconds = counters.exposed_seconds = seconds
+        counters.skipped_steps = int(skipped)
+        norm = sum(bucket.norm_squared() for bucket in self.buckets) ** 0.5
+        return counters.as_dict(num_bytes, norm)
+
+
+def _safe(name: str) -> str:
+    return f"rows.{name}"

@@ -1,0 +1,91 @@
+"""The arguments of the TensorFlow wrappers, checked before anything is touched."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import horovod.tensorflow as hvd
+
+from hvd_sparse.agreement import compare, next_prefix, statement
+from hvd_sparse.config import Config, sparse_config
+from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
+from hvd_sparse.tensorflow.texts import exchange_text
+
+
+@dataclass(frozen=True)
+class WrapRequest:
+    """What one rank wants."""
+
+    config: Config = field(default_factory=sparse_config)
+    half: bool = False
+    passes: int = 1
+    average: bool = True
+    average_passes: bool = False
+    num_groups: int = 0
+    sparse_as_dense: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        own = ("half", "passes", "average", "average_passes", "num_groups", "sparse_as_dense")
+        return {**self.config.describe(), **{name: getattr(self, name) for name in own}}
+
+    def scheme_in_words(self) -> str:
+        """For the metrics."""
+        return ", ".join(self.config.describe().values())
+
+
+def check_request(
+    compression: Any,
+    sparse_as_dense: bool = False,
+    op: Any = hvd.Average,
+    predivide: float = 1.0,
+    groups: Any = None,
+    passes: Any = 1,
+    average_passes: bool = False,
+    momentum: Any = 0.0,
+) -> WrapRequest:
+    """The request, or an error that says what is wrong with it."""
+    if compression in (hvd.Compression.none, hvd.Compression.fp16):
+        config = sparse_config(density=1.0, memory="none", sparsifier="topk")
+    else:
+        config = sparse_config() if compression is None else compression
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"`compression` must be Compression.sparse(...), Compression.none or Compression.fp16. "
+            f"Received: compression={compression!r}."
+        )
+    if op not in (hvd.Average, hvd.Sum):
+        raise ValueError(f"`op` must be Average or Sum: Adasum has no sparse form. Received: op={op}.")
+    if predivide != 1.0 and op != hvd.Average:
+        raise ValueError(f"`gradient_predivide_factor` needs op=Average. Received: {predivide!r} with op={op}.")
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"`backward_passes_per_step` must be an int, 1 or more. Received: {passes!r}.")
+    if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
+        raise ValueError(f"`groups` must be an int here: a number of buckets. Received: groups={groups!r}.")
+    own_momentum = getattr(config.memory, "momentum", None)
+    if own_momentum and isinstance(momentum, (int, float)) and momentum:
+        raise ValueError(
+            f"`memory` applies the momentum itself ({own_momentum}): give the optimizer momentum=0. "
+            f"Received: momentum={momentum!r}."
+        )
+    half = compression is hvd.Compression.fp16
+    return WrapRequest(config, half, passes, op == hvd.Average, average_passes, groups or 0, sparse_as_dense)
+
+
+def agreed_driver(
+    process_set: Any, request: WrapRequest | None, refusal: Exception | None = None
+) -> HorovodTensorFlow | None:
+    """The driver of a wrapper that every rank makes alike; None if there is nobody to exchange with.
+
+    Raises:
+        HvdSparseError: ranks differ, or another one refused. Or `refusal` itself, after the others were told.
+    """
+    driver = HorovodTensorFlow(next_prefix(), {"global": process_set})
+    if process_set.size() > 1:
+        settings = request.describe() if request else {}
+        compare(exchange_text(driver, "wrap", statement(settings, refusal)), refusal)
+    if refusal is not None:
+        raise refusal
+    return driver if process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1" else None

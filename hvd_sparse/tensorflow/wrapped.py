@@ -1,0 +1,172 @@
+"""The methods that a wrapped Keras optimizer has, and how they get onto an object that exists already.
+
+Keras 3 offers one public way through which every gradient goes, `apply`, and calls none of the methods that Horovod
+0.28.1 overrides. Keras serialises `obj.__class__`, so that is made to answer with the class the optimizer had: files
+load anywhere, without this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import control_flow_util
+
+from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
+from hvd_sparse.metrics import Counters
+from hvd_sparse.ops.tensorflow import TensorFlowOps
+from hvd_sparse.schemes.dense import Dense
+from hvd_sparse.tensorflow import state
+from hvd_sparse.tensorflow.averager import Averager
+from hvd_sparse.types import Spec
+
+_CLASSES: dict[type, type] = {}
+_OWN_ATTRIBUTES = ("averager", "wrap_request", "_exchange_when_clipping", "_exchanged_variables")
+
+
+class Wrapped:
+    """Mixed into the class of a wrapped optimizer, in front of the class it had."""
+
+    averager: Averager | None
+
+    def metrics(self) -> dict[str, Any]:
+        """Density, bytes, seconds and more of this rank; keys as in `hvd_sparse.metrics.Counters.as_dict`."""
+        if self.averager:
+            return self.averager.metrics()
+        return Counters(scheme="none", reason="one rank: nothing to exchange").as_dict(0, 0.0)
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """This rank's residuals, thresholds and counters; see `hvd_sparse.tensorflow.state`. Save one per rank."""
+        return state.save(self.averager)
+
+    def load_compression_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take over what this rank saved. See `hvd_sparse.tensorflow.state` for a changed number of ranks."""
+        state.load(self.averager, saved)
+
+    def close(self) -> None:
+        """Stop averaging and become the plain optimizer again. Compile the model again afterwards."""
+        base = type(self).__mro__[2]
+        for name in _OWN_ATTRIBUTES:
+            self.__dict__.pop(name, None)
+        object.__dict__["__class__"].__set__(self, base)
+
+
+class WrappedKeras(Wrapped):
+    """Keras 3 optimizers other than LossScaleOptimizer."""
+
+    _exchange_when_clipping: bool
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Average, then apply. With gradient accumulation the average comes later, once per update."""
+        grads, variables = _prepared(self, grads, trainable_variables)
+        if self.averager and grads and not self._exchange_when_clipping:
+            grads = self.averager(grads, variables)
+        elif grads:
+            object.__setattr__(self, "_exchanged_variables", [v for g, v in zip(grads, variables) if g is not None])
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        # The only place between accumulation and clipping; inside a cond on the step counter, equal on all ranks.
+        if self.averager and self._exchange_when_clipping:
+            grads = self.averager(list(grads), self._exchanged_variables)  # type: ignore[attr-defined]
+        if self._exchange_when_clipping and not self.wrap_request.average_passes:  # type: ignore[attr-defined]
+            grads = [g if g is None else g * self.wrap_request.passes for g in grads]  # type: ignore[attr-defined]
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+
+class WrappedLossScale(Wrapped):
+    """LossScaleOptimizer: ranks agree on whether gradients are finite before any of them decides to skip."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        grads, variables = _prepared(self, grads, trainable_variables)
+        if self.averager and grads:
+            grads = self._averaged(self.averager, grads, variables)
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+    def _averaged(self, averager: Averager, grads: list[Any], variables: list[Any]) -> list[Any]:
+        scale = tf.cast(tf.convert_to_tensor(self.dynamic_scale), tf.float32)  # type: ignore[attr-defined]
+        here = [tf.reduce_all(tf.math.is_finite(_values(grad))) for grad in grads if grad is not None]
+        finite = _everywhere(averager.driver, tf.reduce_all(tf.stack(here)))
+        unscaled = [grad if grad is None else _times(grad, 1.0 / scale) for grad in grads]
+        request = self.wrap_request  # type: ignore[attr-defined]
+        repeats = 1.0 if request.average_passes else float(request.passes)  # the inner optimizer takes their mean
+        places = sorted(averager.plan(grads, variables).positions.values())
+
+        def exchanged() -> list[Any]:
+            averages = averager(unscaled, variables)
+            return [_times(averages[i], scale * repeats) for i in places]
+
+        def refused() -> list[Any]:  # NaN, so that LossScaleOptimizer skips and lowers the scale on every rank
+            return [
+                tf.fill(variables[i].shape, tf.constant(float("nan"), _grad_dtype(grads, variables, i))) for i in places
+            ]
+
+        averages = tf.cond(finite, exchanged, refused)
+        result: list[Any] = [None] * len(grads)
+        for i, average in zip(places, averages):
+            result[i] = average
+        return result
+
+
+def put_on(optimizer: Any, request: Any, averager: Averager | None) -> None:
+    """Make a Keras 3 optimizer a `Wrapped` one, in place."""
+    base = optimizer.__class__
+    scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if base not in _CLASSES:
+        body = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
+        body["__class__"] = property(lambda self: base)
+        _CLASSES[base] = type(base.__name__, (WrappedLossScale if scaling else WrappedKeras, base), body)
+    # Past Keras' own __setattr__, which would track these as part of the optimizer.
+    object.__setattr__(optimizer, "averager", averager)
+    object.__setattr__(optimizer, "wrap_request", request)
+    object.__setattr__(
+        optimizer, "_exchange_when_clipping", bool(optimizer.gradient_accumulation_steps) and not scaling
+    )
+    object.__setattr__(optimizer, "_exchanged_variables", None)
+    object.__setattr__(optimizer, "__class__", _CLASSES[base])
+
+
+def _prepared(optimizer: Any, grads: Any, trainable_variables: Any) -> tuple[list[Any], list[Any]]:
+    """Gradients and variables as lists, with the optimizer built as Keras itself would."""
+    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()):
+        raise RuntimeError(
+            "Horovod's operations cannot be compiled by XLA, which this model asks for (Keras does by itself where a "
+            "GPU is visible): use model.compile(..., jit_compile=False), or add BroadcastGlobalVariablesCallback."
+        )
+    grads = list(grads)
+    if trainable_variables is None:
+        return grads, list(optimizer._trainable_variables)
+    variables = list(trainable_variables)
+    if grads and not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+    return grads, variables
+
+
+def _everywhere(driver: HorovodTensorFlow, flag: Any) -> Any:
+    """Whether `flag` is true on all ranks."""
+
+    @tf.function
+    def agree(flag: Any) -> Any:
+        wrong = tf.reshape(tf.cast(tf.logical_not(flag), tf.float32), [1])
+        program = Dense().reduce(TensorFlowOps(), driver.world(0), Spec("finite", 1), wrong, 1, {})
+        return driver.run("finite", program)[0].total[0] < 0.5
+
+    return agree(flag) if tf.executing_eagerly() else agree.python_function(flag)
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def _times(grad: Any, factor: Any) -> Any:
+    scaled = _values(grad) * tf.cast(factor, grad.dtype)
+    return tf.IndexedSlices(scaled, grad.indices, grad.dense_shape) if isinstance(grad, tf.IndexedSlices) else scaled
+
+
+def _grad_dtype(grads: list[Any], variables: list[Any], position: int) -> Any:
+    return variables[position].dtype if grads[position] is None else grads[position].dtype

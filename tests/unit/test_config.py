@@ -1,0 +1,288 @@
+"""What users may ask for, and what they are told when they may not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_sparse import registry
+from hvd_sparse.collectives.allgather import AllGatherSum
+from hvd_sparse.collectives.shared_allreduce import SharedAllReduce
+from hvd_sparse.config import sparse_config
+from hvd_sparse.controllers import Plan, Seen
+from hvd_sparse.controllers.fixed import Fixed
+from hvd_sparse.controllers.warmup import Warmup
+from hvd_sparse.memories.momentum import Momentum
+from hvd_sparse.memories.none import NoMemory
+from hvd_sparse.memories.residual import Residual
+from hvd_sparse.sparsifiers.random_block import RandomBlock
+from hvd_sparse.sparsifiers.threshold import Threshold
+from hvd_sparse.sparsifiers.topk import TopK
+
+
+class Own:
+    """A third party's part of every kind. No registration, no base class."""
+
+    shared_indices = blind = needs_shared_indices = False
+    keys, accumulator = (), None
+
+    def init(self, *args):
+        return {}
+
+    def select(self, *args):
+        pass
+
+    def reduce(self, *args):
+        pass
+
+    def compensate(self, *args):
+        pass
+
+    def update(self, *args):
+        pass
+
+    def for_dense(self):
+        return self
+
+    def ladder(self):
+        return (0.5,)
+
+    def decide(self, seen, state):
+        return Plan(0.5, "because"), state
+
+
+class Slotted(Own):
+    __slots__ = ()
+
+
+def test_defaults():
+    config = sparse_config()
+    types = [type(part) for part in (config.sparsifier, config.collective, config.memory, config.controller)]
+    assert types == [Threshold, AllGatherSum, Residual, Fixed]
+    assert config.controller.decide(Seen(0), {})[0].density == 0.01
+    assert not config.scheme().rescale
+
+
+@pytest.mark.parametrize(
+    ("density", "error"),
+    [
+        (0, ValueError),
+        (0.0, ValueError),
+        (-0.1, ValueError),
+        (1.0000001, ValueError),
+        (2, ValueError),
+        (float("nan"), ValueError),
+        (float("inf"), ValueError),
+        ("1%", TypeError),
+        ("0.01", TypeError),
+        (True, TypeError),
+        (None, TypeError),
+        ([0.1], TypeError),
+        (1j, TypeError),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("more", [{}, {"warmup_steps": 5}], ids=["fixed", "warmup"])
+def test_density_out_of_range(density, error, more):
+    with pytest.raises(error) as info:
+        sparse_config(density, **more)
+    assert "`density` must be a number in (0, 1]" in str(info.value)
+    assert f"Received: density={density!r}." in str(info.value)
+
+
+@pytest.mark.parametrize("density", [1, 1.0, 1e-9, 0.5, np.float64(0.25)])
+def test_density_in_range(density):
+    assert sparse_config(density).controller.decide(Seen(0), {})[0].density == density
+
+
+@pytest.mark.parametrize("kind", ["sparsifier", "collective", "memory"])
+def test_unknown_names_are_answered_with_the_known_ones(kind):
+    with pytest.raises(ValueError, match=f"`{kind}` must be one of") as info:
+        sparse_config(**{kind: "top-k"})
+    assert all(repr(name) in str(info.value) for name in registry.METHODS[kind])
+    assert f"Received: {kind}='top-k'." in str(info.value)
+
+
+@pytest.mark.parametrize("kind", ["sparsifier", "collective", "memory"])
+def test_every_name_is_accepted(kind):
+    for name in registry.METHODS[kind]:
+        more = {"sparsifier": "random_block"} if kind == "collective" else {}
+        part = getattr(sparse_config(**{**more, kind: name}), kind)
+        assert type(part) is registry.method_class(kind, name)
+
+
+@pytest.mark.parametrize("kind", ["sparsifier", "collective", "memory", "controller"])
+@pytest.mark.parametrize("part", [7, 0.5, object(), TopK, Own, ("topk",), {}], ids=lambda part: type(part).__name__)
+def test_what_is_no_part(kind, part):
+    with pytest.raises(TypeError, match=f"`{kind}` must be one of") as info:
+        sparse_config(**{kind: part})
+    assert f"Received: {kind}={part!r}" in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [
+        ("sparsifier", "blind"),
+        ("sparsifier", "shared_indices"),
+        ("sparsifier", "init"),
+        ("collective", "needs_shared_indices"),
+        ("memory", "keys"),
+        ("memory", "for_dense"),
+        ("controller", "init"),
+    ],
+)
+def test_an_object_that_lacks_something_is_told_what(kind, missing):
+    part = type("Part", (), {name: value for name, value in vars(Own).items() if name[0] != "_" and name != missing})()
+    with pytest.raises(TypeError, match=f"has no {missing}"):
+        sparse_config(**{kind: part})
+
+
+def test_objects_of_third_parties():
+    for part in (Own(), Slotted()):
+        config = sparse_config(sparsifier=part, collective=part, memory=part, controller=part)
+        assert config.sparsifier is config.collective is config.memory is config.controller is part
+        assert config.describe()["sparsifier"] == type(part).__name__
+
+
+def test_configured_objects_are_kept():
+    part = Threshold(min_hits=64)
+    assert sparse_config(sparsifier=part).sparsifier is part
+    assert sparse_config(memory=Momentum(0.8)).describe()["memory"] == (
+        "Momentum(clip_norm=None, masking=True, momentum=0.8, nesterov=False)"
+    )
+
+
+@pytest.mark.parametrize("sparsifier", ["topk", "threshold", TopK()])
+def test_illegal_pair(sparsifier):
+    with pytest.raises(ValueError, match="needs a sparsifier whose indices are equal on all ranks") as info:
+        sparse_config(sparsifier=sparsifier, collective="shared_allreduce")
+    assert "random_block" in str(info.value)
+    assert "collective=SharedAllReduce" in str(info.value)
+
+
+def test_the_cheapest_collective_that_fits():
+    assert isinstance(sparse_config(sparsifier="topk").collective, AllGatherSum)
+    assert isinstance(sparse_config(sparsifier="random_block").collective, SharedAllReduce)
+    assert isinstance(sparse_config(sparsifier="random_block", collective="allgather").collective, AllGatherSum)
+
+
+@pytest.mark.parametrize(
+    ("sparsifier", "memory", "rescale"),
+    [
+        ("random_block", "none", True),
+        (RandomBlock(1), NoMemory(), True),
+        ("random_block", "residual", False),
+        ("random_block", "momentum", False),
+        ("topk", "none", False),
+    ],
+)
+def test_only_blind_selections_without_memory_are_rescaled(sparsifier, memory, rescale):
+    assert sparse_config(sparsifier=sparsifier, memory=memory).scheme().rescale is rescale
+
+
+def test_warm_up():
+    controller = sparse_config(0.001, warmup_steps=50).controller
+    assert isinstance(controller, Warmup)
+    assert (controller.density, controller.warmup_steps) == (0.001, 50)
+
+
+@pytest.mark.parametrize("warmup_steps", [-1, 0.5, True, float("nan"), "5"])
+def test_warm_up_out_of_range(warmup_steps):
+    with pytest.raises(ValueError, match="`warmup_steps` must be a whole number"):
+        sparse_config(warmup_steps=warmup_steps)
+
+
+def test_a_controller_of_your_own():
+    controller = Fixed(0.2)
+    assert sparse_config(controller=controller).controller is controller
+
+
+@pytest.mark.parametrize("more", [{"density": 0.1}, {"warmup_steps": 5}, {"density": 0.1, "warmup_steps": 5}])
+def test_a_controller_given_twice(more):
+    with pytest.raises(ValueError, match="`controller` replaces `density` and `warmup_steps`"):
+        sparse_config(controller=Fixed(0.2), **more)
+
+
+def test_a_controller_has_no_name():
+    with pytest.raises(TypeError, match="`controller` must be an object"):
+        sparse_config(controller="warmup")
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, True, float("nan"), float("inf"), "4M", None])
+def test_bucket_bytes_out_of_range(value):
+    with pytest.raises(ValueError, match="`bucket_bytes` must be a whole number"):
+        sparse_config(bucket_bytes=value)
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, 8.0, True, "1k", None])
+def test_min_size_out_of_range(value):
+    with pytest.raises(ValueError, match="`min_size` must be a number of elements"):
+        sparse_config(min_size=value)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, True, float("nan"), float("inf"), "60", None])
+def test_timeout_out_of_range(value):
+    with pytest.raises(ValueError, match="`timeout_seconds` must be a positive number"):
+        sparse_config(timeout_seconds=value)
+
+
+def test_numbers_in_range():
+    config = sparse_config(bucket_bytes=1e6, min_size=0, timeout_seconds=5)
+    assert (config.bucket_bytes, config.min_size, config.timeout_seconds) == (1_000_000, 0, 5.0)
+
+
+def test_only_density_is_positional():
+    with pytest.raises(TypeError):
+        sparse_config(0.1, "topk")
+    with pytest.raises(TypeError):
+        sparse_config(ratio=0.1)
+
+
+# Ranks compare these words.
+
+
+def test_description_names_every_setting():
+    assert sparse_config(0.05, sparsifier=RandomBlock(3), memory="none", min_size=7).describe() == {
+        "sparsifier": "RandomBlock(seed=3)",
+        "collective": "SharedAllReduce",
+        "memory": "NoMemory",
+        "controller": "Fixed(density=0.05)",
+        "bucket_bytes": "4194304",
+        "min_size": "7",
+        "timeout_seconds": "600.0",
+    }
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"density": 0.02},
+        {"sparsifier": "topk"},
+        {"sparsifier": Threshold(min_hits=64)},
+        {"sparsifier": "random_block"},
+        {"memory": "none"},
+        {"memory": Momentum(0.8)},
+        {"warmup_steps": 5},
+        {"bucket_bytes": 1024},
+        {"min_size": 0},
+        {"timeout_seconds": 5},
+    ],
+    ids=repr,
+)
+def test_description_differs_when_a_setting_does(other):
+    assert sparse_config(**other).describe() == sparse_config(**other).describe()
+    assert sparse_config(**other).describe() != sparse_config().describe()
+
+
+def test_description_holds_no_addresses():
+    """They differ between ranks that want the same."""
+
+    class Part(Own):
+        def __init__(self) -> None:
+            self.function = lambda: None
+            self.helper = Own()
+            self._private = 7
+
+    first, second = (sparse_config(controller=Part()).describe() for _ in range(2))
+    assert first == second
+    assert first["controller"] == "Part(function=function, helper=Own)"

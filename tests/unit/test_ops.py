@@ -1,0 +1,212 @@
+"""Every operation against NumPy's semantics, on every back end. Selection: test_ops_selection.py."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import BackEnd, assert_bits_equal, assert_close, floats, frozen
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from vectors import ANY, FINITE, NAN, vectors
+
+from hvd_sparse.ops.base import Ops
+
+
+def test_every_operation_of_the_protocol_is_there(backend):
+    names = [name for name, _ in inspect.getmembers(Ops, inspect.isfunction) if name[0] != "_"]
+    assert len(names) > 20
+    assert [name for name in names if not callable(getattr(backend.ops, name, None))] == []
+    assert backend.name.startswith(backend.ops.name)
+
+
+def test_every_operation_of_the_protocol_is_tested():
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_ops*.py"))
+    names = [name for name, _ in inspect.getmembers(Ops, inspect.isfunction) if name[0] != "_"]
+    assert [name for name in names if f"ops.{name}(" not in text] == []
+
+
+# Making and joining arrays
+
+
+def test_zeros(backend):
+    for like in (None, backend.array(floats(1, 2))):
+        assert_bits_equal(backend.numpy(backend.ops.zeros(3, like)), np.zeros(3, np.float32))
+    assert_bits_equal(backend.numpy(backend.ops.zeros(0)), np.zeros(0, np.float32))
+
+
+def test_zeros_are_fresh(backend):
+    first, second = backend.ops.zeros(2), backend.ops.zeros(2)
+    first = backend.ops.add(first, backend.array(floats(1, 1)), out=first if backend.name == "torch" else None)
+    assert backend.numpy(second).tolist() == [0, 0]
+
+
+def test_integers(backend):
+    assert_bits_equal(backend.numpy(backend.ops.integers([3, 0, -1], backend.array(floats(1)))), np.int32([3, 0, -1]))
+
+
+def test_length(backend):
+    assert [int(backend.ops.length(backend.array(floats(*range(n))))) for n in (0, 1, 5)] == [0, 1, 5]
+
+
+@given(parts=st.lists(vectors(ANY, 0, 5), min_size=1, max_size=4))
+def test_concat(backend, parts):
+    joined = backend.ops.concat([backend.array(part) for part in parts])
+    assert_bits_equal(backend.numpy(joined), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("fill", [0, 7.0, -1])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pad(dtype, fill, backend):
+    x = frozen([5, 6], dtype)
+    assert_bits_equal(backend.numpy(backend.ops.pad(backend.array(x), 4, fill)), np.array([5, 6, fill, fill], dtype))
+    assert_bits_equal(backend.numpy(backend.ops.pad(backend.array(x), 2, fill)), x)
+    empty = backend.array(frozen([], dtype))
+    assert_bits_equal(backend.numpy(backend.ops.pad(empty, 1, fill)), np.array([fill], dtype))
+
+
+# Arithmetic
+
+
+@given(x=vectors(ANY), alpha=st.sampled_from([1.0, 0.5, -2.0, 0.1]), seed=st.integers(0, 99))
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_add(backend, x, alpha, seed):
+    y = frozen(np.random.default_rng(seed).normal(size=len(x)), np.float32)
+    left, right, out = backend.array(x), backend.array(y), backend.ops.zeros(len(x))
+    expected = x + np.float32(alpha) * y
+    for array in (backend.ops.add(left, right, alpha), backend.ops.add(left, right, alpha, out=out)):
+        result = backend.numpy(array)
+        assert result.dtype == np.float32
+        finite = np.isfinite(expected)
+        assert_close(result[finite], expected[finite], 1e-6)
+        np.testing.assert_array_equal(result[~finite], expected[~finite])
+    assert_bits_equal(backend.numpy(left), x)
+    assert_bits_equal(backend.numpy(right), y)
+
+
+@given(data=st.data(), n=st.integers(1, 20))
+def test_maximum_and_minimum(backend, data, n):
+    x, y = (data.draw(vectors(ANY, n, n)) for _ in range(2))
+    left, right = backend.array(x), backend.array(y)
+    np.testing.assert_array_equal(backend.numpy(backend.ops.maximum(left, right)), np.maximum(x, y))
+    np.testing.assert_array_equal(backend.numpy(backend.ops.minimum(left, right)), np.minimum(x, y))
+
+
+@given(x=vectors())
+def test_norm_squared(backend, x):
+    expected = float(np.sum(x.astype(np.float64) ** 2))
+    assert float(backend.ops.norm_squared(backend.array(x))) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.3, 0.5), (0.7, 0.7), (5, 2.0)])
+def test_clip(value, expected, backend):
+    assert float(backend.ops.clip(value, 0.5, 2.0)) == expected
+    scalar = backend.ops.norm_squared(backend.array(floats(value**0.5)))
+    assert float(backend.ops.clip(scalar, 0.5, 2.0)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@given(x=vectors(ANY))
+def test_all_finite(backend, x):
+    assert bool(backend.ops.all_finite(backend.array(x))) == bool(np.isfinite(x).all())
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_an_overflowing_sum_counts_as_not_finite(backend):
+    assert not backend.ops.all_finite(backend.array(floats(3e38, 3e38)))
+
+
+def test_where(backend):
+    ops, x, y = backend.ops, backend.array(floats(1, 2)), backend.array(floats(3, 4))
+    for value, expected in ((1.0, [1, 2]), (NAN, [3, 4])):
+        condition = ops.all_finite(backend.array(floats(value)))
+        assert backend.numpy(ops.where(condition, x, y)).tolist() == expected
+        chosen = ops.where(condition, {"a": x, "b": {"c": 1.0}}, {"a": y, "b": {"c": 2.0}})
+        assert backend.numpy(chosen["a"]).tolist() == expected
+        assert float(chosen["b"]["c"]) == (1.0 if value == 1 else 2.0)
+
+
+# Moving
+
+
+@given(x=vectors(ANY), data=st.data())
+def test_gather(backend, x, data):
+    indices = data.draw(st.lists(st.integers(0, len(x) - 1), max_size=9))
+    for dtype in (np.int32, np.int64):
+        taken = backend.ops.gather(backend.array(x), backend.array(frozen(indices, dtype)))
+        assert_bits_equal(backend.numpy(taken), x[np.array(indices, int)])
+
+
+def blocks_of(backend: BackEnd, blocks: list[tuple[list[int], list[float]]]) -> list:
+    return [
+        (backend.array(frozen(indices, np.int32)), backend.array(frozen(values, np.float32)))
+        for indices, values in blocks
+    ]
+
+
+@given(n=st.integers(1, 12), data=st.data())
+def test_scatter_sum(backend, n, data):
+    blocks, expected = [], np.zeros(n + 1, np.float32)
+    for _ in range(data.draw(st.integers(1, 4))):
+        indices = sorted(data.draw(st.sets(st.integers(0, n - 1))))
+        padding = data.draw(st.integers(0, 2))
+        values = data.draw(st.lists(FINITE, min_size=len(indices) + padding, max_size=len(indices) + padding))
+        blocks.append((indices + [n] * padding, values))
+        for index, value in zip(*blocks[-1]):
+            expected[index] += np.float32(value)
+    total = backend.ops.scatter_sum(n, blocks_of(backend, blocks))
+    np.testing.assert_array_equal(backend.numpy(total), expected[:n])
+
+
+def test_scatter_sum_drops_padding_and_spreads_nan_nowhere(backend):
+    total = backend.ops.scatter_sum(3, blocks_of(backend, [([1, 3, 3], [5, 7, 8]), ([2, 3], [NAN, NAN])]))
+    np.testing.assert_array_equal(backend.numpy(total), floats(0, 5, NAN))
+
+
+def test_scatter_sum_adds_in_the_order_given(backend):
+    """Float32 addition depends on the order, and all ranks must get the same bits."""
+    big = [([0], [1e8]), ([0], [1.0]), ([0], [-1e8]), ([0], [1.0])]
+    assert backend.numpy(backend.ops.scatter_sum(1, blocks_of(backend, big))).tolist() == [1.0]
+    assert backend.numpy(backend.ops.scatter_sum(1, blocks_of(backend, big[::2] + big[1::2]))).tolist() == [2.0]
+
+
+@given(x=vectors(ANY), data=st.data())
+def test_clear(backend, x, data):
+    indices = sorted(data.draw(st.sets(st.integers(0, len(x) - 1))))
+    for dtype in (np.int32, np.int64):
+        cleared = backend.ops.clear(backend.array(x), backend.array(frozen(indices, dtype)))
+        expected = np.array(x)
+        expected[indices] = 0
+        assert_bits_equal(backend.numpy(cleared), expected)
+
+
+@given(values=st.lists(st.integers(0, 20), max_size=12), edges=st.lists(st.integers(-1, 21), max_size=5))
+def test_searchsorted(backend, values, edges):
+    ascending, edges = frozen(sorted(values), np.int32), frozen(edges, np.int32)
+    expected = [sum(value < edge for value in values) for edge in edges]
+    found = backend.numpy(backend.ops.searchsorted(backend.array(ascending), backend.array(edges)))
+    assert found.tolist() == expected
+    assert found.dtype == np.int32
+
+
+@given(n=st.integers(1, 30), data=st.data())
+def test_wrapped_range(backend, n, data):
+    start, count = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n))
+    indices = backend.numpy(backend.ops.wrapped_range(start, count, n, backend.array(floats(1))))
+    assert indices.tolist() == [(start + offset) % n for offset in range(count)]
+
+
+@given(pattern=arrays(np.int32, st.integers(0, 10), elements=st.integers(-(2**31), 2**31 - 1)))
+def test_bits_and_floats(backend, pattern):
+    """Any 32 bits: signalling NaN, subnormal numbers, negative zero."""
+    values = frozen(pattern.view(np.float32))
+    assert_bits_equal(backend.numpy(backend.ops.bits(backend.array(values))), pattern)
+    assert_bits_equal(backend.numpy(backend.ops.floats(backend.array(frozen(pattern)))), values)
+
+
+def test_as_int32(backend):
+    indices = backend.ops.as_int32(backend.array(frozen([0, 7, 2**31 - 1], np.int64)))
+    assert_bits_equal(backend.numpy(indices), np.array([0, 7, 2**31 - 1], np.int32))
