@@ -42,10 +42,10 @@ def smooth(values, width):
 def plot(runs, path):
     """Training loss and test accuracy over steps, one line for each run."""
     try:
-        import matplotlib
+        import matplotlib as mpl
     except ImportError:
         sys.exit("error: --plot needs matplotlib: pip install matplotlib")
-    matplotlib.use("Agg")  # no display needed
+    mpl.use("Agg")  # no display needed
     from matplotlib import pyplot as plt
     from matplotlib.ticker import PercentFormatter
 

@@ -79,11 +79,14 @@ def make_optimizer(args, model):
     return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=compression)
 
 
-def make_schedule(args, optimizer):
-    """The learning rate rises from that of one rank to that of all of them; with one rank it is constant."""
+def make_schedule(args, optimizer, num_steps):
+    """The learning rate rises from that of one rank to that of all of them, then falls to zero at the last step."""
+    num_rising = min(args.lr_warmup_steps, num_steps // 2)
 
     def factor(step):
-        return 1 + (hvd.size() - 1) * min(1.0, step / max(1, args.lr_warmup_steps))
+        rising = min(1.0, step / max(1, num_rising))
+        falling = min(1.0, (num_steps - step) / max(1, num_steps - num_rising))
+        return (1 + (hvd.size() - 1) * rising) * falling
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
@@ -104,8 +107,8 @@ def evaluate(model, batches, device):
 
 def train(args, model, optimizer, batches, test_batches, device):
     """Returns the loss of every step (mean over ranks), the test metrics after every epoch, and seconds of training."""
-    schedule = make_schedule(args, optimizer)
     num_steps = min(args.epochs * len(batches), args.steps or sys.maxsize)
+    schedule = make_schedule(args, optimizer, num_steps)
     losses, tests, seconds = [], [], 0.0
     with_bar = sys.stderr.isatty() if args.bar is None else args.bar
     bar = tqdm(total=num_steps, disable=hvd.rank() != 0 or not with_bar, ncols=80, unit="step", mininterval=0.5)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from helpers import BACK_ENDS, BackEnd, describe_ranks, num_ranks
+from helpers import BACK_ENDS, QUICK_BACK_ENDS, BackEnd, describe_ranks, num_ranks
 
 # The same examples everywhere and every time, and no time limit on a single one: CI machines are slow now and then.
 settings.register_profile(
@@ -32,6 +32,12 @@ _RAN = pytest.StashKey[Counter]()
 @pytest.fixture(scope="session", params=list(BACK_ENDS))
 def backend(request: pytest.FixtureRequest) -> BackEnd:
     """Every array library in turn."""
+    return BACK_ENDS[request.param]()
+
+
+@pytest.fixture(scope="session", params=QUICK_BACK_ENDS)
+def quick_backend(request: pytest.FixtureRequest) -> BackEnd:
+    """Those that are quick enough for thousands of small steps; the others are compared with the oracle."""
     return BACK_ENDS[request.param]()
 
 

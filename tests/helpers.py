@@ -53,6 +53,7 @@ BACK_ENDS: dict[str, Callable[[], BackEnd]] = {
     "torch": _torch_back_end,
     "tensorflow": _tensorflow_back_end,
 }
+QUICK_BACK_ENDS = ["numpy", "torch"]  # eager TensorFlow is ten times as slow
 
 
 def frozen(x: Any, dtype: Any = None) -> np.ndarray:

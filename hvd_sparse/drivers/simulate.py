@@ -137,4 +137,5 @@ def _describe(request: Request) -> str:
     shape = tuple(request.tensor.shape)
     if isinstance(request, AllToAll) or (isinstance(request, AllGather) and not request.same_length):
         shape = ("any", *shape[1:])
-    return f"{type(request).__name__}({settings}, shape={shape}, dtype={str(request.tensor.dtype).split('.')[-1]})"
+    dtype = getattr(request.tensor.dtype, "name", str(request.tensor.dtype).removeprefix("torch."))
+    return f"{type(request).__name__}({settings}, shape={shape}, dtype={dtype})"

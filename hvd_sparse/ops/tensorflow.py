@@ -171,9 +171,9 @@ def _first_k(indices: Array, magnitude: Array, limit: Array, k: int) -> Array:
 def _alike(one: Any, other: Any) -> tuple[Array, Array]:
     """Both as tensors of one type. A state may begin with plain numbers; a Python float is as good as a float64."""
     dtype = next((value.dtype for value in (one, other) if hasattr(value, "dtype")), None)
-    if dtype is None and isinstance(one, float):
-        dtype = tf.float64
-    return tf.convert_to_tensor(one, dtype), tf.convert_to_tensor(other, dtype)
+    if dtype is None:
+        dtype = tf.float64 if isinstance(one, float) else tf.int32
+    return tf.cast(one, dtype), tf.cast(other, dtype)
 
 
 def _has_gpu() -> bool:

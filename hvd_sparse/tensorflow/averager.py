@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from hvd_sparse.exchange import Exchange
 from hvd_sparse.metrics import Counters
 from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.tensorflow.bucket import Bucket
-from hvd_sparse.tensorflow.plan import Plan, agree_on_plan
+from hvd_sparse.tensorflow.plan import Plan, plan_for_gradients, plan_for_variables
 from hvd_sparse.tensorflow.request import WrapRequest
 from hvd_sparse.tensorflow.rows import sum_rows
 from hvd_sparse.tensorflow.watchdog import Watchdog
@@ -39,49 +40,70 @@ class Averager:
         self.loaded: dict[str, Any] | None = None
         self.controller_state = self.config.controller.init()
         self._ladder = tuple(dict.fromkeys(self.config.controller.ladder()))
-        self._plan = Plan([], {}, {})  # until the first call
-        self._eager_exchange = tf.function(self._exchange, reduce_retracing=True)
+        self._variables: list[Any] = []
+        self._names: dict[int, str] = {}  # by id of the variable
+        self._plan = Plan((), frozenset(), frozenset(), frozenset())
+        self._is_final = False  # the plan knows what gradients look like
+        self._eager_exchange = tf.function(self._exchange, autograph=False, reduce_retracing=True)
         with tf.init_scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._totals = tf.Variable(tf.zeros([3], tf.float64), trainable=False)  # bytes, seconds, steps not applied
             self.watchdog = Watchdog(self.config.timeout_seconds)
 
+    @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Averages of `grads` over ranks, in the order given. None stays None if it is so on every rank."""
         if self.driver.world(0).size == 1:
             return list(grads)
-        plan = self.plan(grads, variables)
-        present = plan.gradients(grads, variables)
-        exchange = self._eager_exchange if tf.executing_eagerly() else self._exchange
-        averages = exchange(present)
-        return plan.spread(averages, len(grads))
-
-    def plan(self, grads: Sequence[Any], variables: Sequence[Any]) -> Plan:
-        """Made with the other ranks at the first call, and kept."""
-        if not self._plan.parameters:
+        self.prepare(variables)
+        names = [self._name_of(variable) for variable in variables]
+        given = dict(zip(names, grads))
+        if not self._is_final:
             with tf.init_scope():
-                self._plan = agree_on_plan(self.driver, grads, variables, self.request.sparse_as_dense)
-                self._make_buckets()
-        return self._plan
+                self._adopt(plan_for_gradients(self.driver, self._plan, given, self.request.sparse_as_dense))
+                self._is_final = True
+        exchange = self._eager_exchange if tf.executing_eagerly() else self._exchange
+        averages = exchange(self._plan.gradients(given))
+        return [averages[name] if name in self._plan.present else None for name in names]
 
-    def _make_buckets(self) -> None:
-        plan, config, groups = self._plan, self.config, self.request.num_groups
-        parameters = [p for p in plan.parameters if p.name not in plan.rows]
-        layouts = plan_buckets(
-            parameters, config.bucket_bytes, config.min_size, split_evenly(parameters, groups) if groups else None
-        )
-        for layout in layouts:
+    @tf.autograph.experimental.do_not_convert
+    def prepare(self, variables: Sequence[Any]) -> None:
+        """Make the state for these variables, together with the other ranks, unless that is done.
+
+        Keras builds an optimizer before it traces a train step; state that is made then costs no second trace.
+        """
+        if self._variables or self.driver.world(0).size == 1:
+            return
+        self._variables = list(variables)
+        with tf.init_scope():
+            plan = plan_for_variables(self.driver, variables)
+            self._names = {id(variable): slot.name for variable, slot in zip(self._variables, plan.slots)}
+            self._adopt(plan)
+
+    def _name_of(self, variable: Any) -> str:
+        name = self._names.get(id(variable))
+        if name is None:
+            known = ", ".join(self._names.values())
+            raise ValueError(f"Variable {variable.name!r} is not one of those of the first step: {known}.")
+        return name
+
+    def _adopt(self, plan: Plan) -> None:
+        """Make buckets for `plan`, unless those that exist fit it."""
+        unchanged = self.buckets and plan.row_sparse == self._plan.row_sparse
+        self._plan = plan
+        if unchanged:
+            return
+        config, parameters, groups = self.config, plan.parameters(), self.request.num_groups
+        grouped = split_evenly(parameters, groups) if groups else None
+        self.buckets = []
+        for layout in plan_buckets(parameters, config.bucket_bytes, config.min_size, grouped):
             memory = config.memory.for_dense() if layout.dense else config.memory
             exchange = Exchange(layout.spec, Dense() if layout.dense else config.scheme(), memory)
             self.buckets.append(Bucket(layout, exchange, self.request.half))
-        self.counters.sparse_gradients = {
-            p.name: "rows" if p.name in plan.rows else "dense"
-            for p in plan.parameters
-            if p.lossless or p.name in plan.rows
-        }
-        if self.loaded is not None:
-            for bucket in self.buckets:
-                bucket.load(self.loaded["memory"], self.loaded["scheme"])
+            if self.loaded is not None:
+                self.buckets[-1].load(self.loaded["memory"], self.loaded["scheme"])
+        choices = {name: "rows" if name in plan.rows else "dense" for name in plan.row_sparse}
+        self.counters.sparse_gradients = choices
 
     def _exchange(self, grads: dict[str, Any]) -> dict[str, Any]:
         """Averages by name, for gradients by name: dense, or IndexedSlices for those that travel as rows."""
@@ -102,17 +124,16 @@ class Averager:
 
     def _exchange_at(self, density: float, grads: dict[str, Any], step: Any) -> tuple[dict[str, Any], list[Any]]:
         world = self.driver.world(step)
-        shapes = {name: grad.shape for name, grad in grads.items()}
-        dtypes = {name: grad.dtype for name, grad in grads.items()}
         for bucket in self.buckets:
             members = [tf.reshape(tf.convert_to_tensor(grads[m.name]), [-1]) for m in bucket.layout.members]
             flat = tf.concat([tf.cast(member, tf.float32) for member in members], 0)
             k = num_kept(density, bucket.layout.spec.size)
             self.driver.start(bucket.layout.spec.name, bucket.program(world, flat, k))
-        for name in self._plan.rows:
-            grad = grads[name]
-            values = tf.cast(tf.reshape(grad.values, [-1, self._plan.rows[name][1]]), tf.float32)
-            self.driver.start(_safe(name), sum_rows(world, grad.indices, values, self._plan.rows[name][0]))
+        rows = [slot for slot in self._plan.slots if slot.name in self._plan.rows]
+        for slot in rows:
+            values = tf.cast(tf.reshape(grads[slot.name].values, [-1, slot.width]), tf.float32)
+            program = sum_rows(world, grads[slot.name].indices, values, slot.shape[0])
+            self.driver.start(f"rows.{slot.name}", program)
         results = self.driver.finish()
         num_bytes = tf.cast(self.driver.num_bytes, tf.float64)
         share = 1.0 / world.size if self.request.average else 1.0
@@ -123,8 +144,8 @@ class Averager:
             finite.append(reduced.finite)
             parts = tf.split(tf.cast(reduced.total, tf.float32) * share, [m.size for m in bucket.layout.members])
             averages.update((m.name, part) for m, part in zip(bucket.layout.members, parts))
-        averages.update((name, results[_safe(name)] * share) for name in self._plan.rows)
-        averages = {name: tf.cast(tf.reshape(averages[name], shapes[name]), dtypes[name]) for name in grads}
+        averages.update((slot.name, results[f"rows.{slot.name}"] * share) for slot in rows)
+        averages = {s.name: tf.cast(tf.reshape(averages[s.name], s.shape), s.dtype) for s in self._plan.slots}
         skipped = tf.cast(tf.logical_not(tf.reduce_all(tf.stack([*finite, True]))), tf.float64)
         return averages, [num_bytes, skipped]
 
@@ -140,13 +161,9 @@ class Averager:
         counters.num_exchanges = int(self.step.numpy())
         if len(self._ladder) == 1:
             self._decide(counters.num_exchanges)
-        elements = sum(p.size for p in self._plan.parameters)
+        elements = sum(math.prod(slot.shape) for slot in self._plan.slots)
         counters.bytes_dense = 8.0 * elements * (size - 1) / size * counters.num_exchanges
         counters.exchange_seconds = counters.exposed_seconds = seconds
         counters.skipped_steps = int(skipped)
         norm = sum(bucket.norm_squared() for bucket in self.buckets) ** 0.5
         return counters.as_dict(num_bytes, norm)
-
-
-def _safe(name: str) -> str:
-    return f"rows.{name}"

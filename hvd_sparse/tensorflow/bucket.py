@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from hvd_sparse.buckets import Layout
 from hvd_sparse.exchange import Exchange
@@ -29,10 +30,8 @@ class Bucket:
         self.half = half
         self.ops = TensorFlowOps()
         state = exchange.init(self.ops)
-        self.memory = {key: tf.Variable(array, trainable=False) for key, array in state["memory"].items()}
-        self.scheme = {
-            key: tf.Variable(value, trainable=False, dtype=_dtype_of(value)) for key, value in state["scheme"].items()
-        }
+        self.memory = {key: _variable(array) for key, array in state["memory"].items()}
+        self.scheme = {key: _variable(value) for key, value in state["scheme"].items()}
 
     def program(self, world: World, grad: Array, k: int) -> Program[Any]:
         """Exchange the flat gradient (n,) and update the variables."""
@@ -80,5 +79,7 @@ class Bucket:
         return f"{self.layout.spec.name}:{self.layout.spec.size}"
 
 
-def _dtype_of(value: Any) -> Any:
-    return tf.float64 if isinstance(value, float) else tf.int64 if isinstance(value, int) else None
+def _variable(value: Any) -> tf.Variable:
+    """Not through tf.Variable: a function that is traced for the first time would notice, and be traced twice."""
+    dtype = tf.float64 if isinstance(value, float) else tf.int64 if isinstance(value, int) else None
+    return ResourceVariable(tf.convert_to_tensor(value, dtype), trainable=False)

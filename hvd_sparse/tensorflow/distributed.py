@@ -47,6 +47,8 @@ def wrap_optimizer(
     driver = agreed_driver(process_set, request, refusal)
     averager = Averager(request, driver) if driver else None
     (legacy.put_on if legacy.is_legacy(optimizer) else put_on)(optimizer, request, averager)
+    if averager and getattr(optimizer, "_trainable_variables", None):  # built already
+        averager.prepare(optimizer._trainable_variables)
     if process_set.rank() == 0:
         _log.info("%s: %d ranks; %s", type(optimizer).__name__, process_set.size(), request.scheme_in_words())
     return optimizer
@@ -61,13 +63,8 @@ def _checked_optimizer(optimizer: Any, passes: Any) -> Any:
         optimizer = keras.optimizers.get(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"`optimizer` must be a Keras optimizer. Received: {type(optimizer).__name__}.")
-    scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if keras.config.dtype_policy().name == "mixed_float16" and not scaling:
-        # Keras would put it outside of ours, where ranks could not agree on skipping a step.
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-        scaling = True
     if isinstance(passes, int) and passes > 1:
-        accumulating = optimizer.inner_optimizer if scaling else optimizer
+        accumulating = getattr(optimizer, "inner_optimizer", optimizer)
         if accumulating.built:
             raise ValueError("`backward_passes_per_step` must be given before the optimizer is built or has trained.")
         accumulating.gradient_accumulation_steps = passes

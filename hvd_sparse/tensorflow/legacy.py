@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import tensorflow as tf
+
 from hvd_sparse.tensorflow.averager import Averager
 from hvd_sparse.tensorflow.wrapped import Wrapped
 
@@ -14,6 +16,7 @@ _CLASSES: dict[type, type] = {}
 class WrappedLegacy(Wrapped):
     """Optimizers of tf-keras 2, new and legacy."""
 
+    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **keywords: Any) -> Any:
         """Average, then apply."""
         pairs = list(grads_and_vars)

@@ -1,4 +1,4 @@
-"""What the ranks' gradients look like, agreed at the first step and kept: a graph cannot ask again."""
+"""What is exchanged, agreed before and at the first step and kept: a graph cannot ask again."""
 
 from __future__ import annotations
 
@@ -17,69 +17,97 @@ from hvd_sparse.tensorflow.texts import exchange_text
 
 
 @dataclass(frozen=True)
+class Slot:
+    """A variable: its name, shape and dtype, equal on all ranks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def width(self) -> int:
+        """Elements in a row."""
+        return math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Variables that have a gradient on some rank.
+    """How the gradients of some variables travel.
 
     Attributes:
-        parameters: their descriptions, in order.
-        positions: name -> place in the list of gradients.
-        rows: name -> (rows, elements in a row) of those that travel as rows.
+        slots: all variables, in order.
+        present: names of those with a gradient on some rank.
+        row_sparse: names of those whose gradient is `tf.IndexedSlices` on some rank. They travel without loss.
+        rows: the ones among them that travel as rows.
     """
 
-    parameters: list[Parameter]
-    positions: dict[str, int]
-    rows: dict[str, tuple[int, int]]
+    slots: tuple[Slot, ...]
+    present: frozenset[str]
+    row_sparse: frozenset[str]
+    rows: frozenset[str]
 
-    def gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> dict[str, Any]:
-        """By name; zeros, or no rows, where this rank has none."""
-        found = {}
-        for name, position in self.positions.items():
-            grad, variable = grads[position], variables[position]
-            if name in self.rows:
-                found[name] = _as_rows(grad, variable)
-            else:
-                found[name] = tf.zeros(variable.shape, variable.dtype) if grad is None else tf.convert_to_tensor(grad)
-        late = [i for i, grad in enumerate(grads) if grad is not None and i not in self.positions.values()]
+    def parameters(self) -> list[Parameter]:
+        """What goes into buckets."""
+        return [
+            Parameter(slot.name, math.prod(slot.shape), len(slot.shape), "", lossless=slot.name in self.row_sparse)
+            for slot in self.slots
+            if slot.name not in self.rows
+        ]
+
+    def gradients(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A gradient for every variable; zeros, or no rows, where this rank has none.
+
+        Raises:
+            ValueError: a gradient that no rank had in the first step.
+        """
+        late = [name for name, grad in given.items() if grad is not None and name not in self.present]
         if late:
             raise ValueError(
-                f"Gradient number {late[0]} appeared only after the first step, in which no rank had it and ranks "
+                f"The gradient of {late[0]!r} appeared only after the first step, in which no rank had it and ranks "
                 f"agreed on what to exchange. Let every variable take part in the first step, or wrap again."
             )
-        return found
+        return {slot.name: self._gradient(slot, given.get(slot.name)) for slot in self.slots}
 
-    def spread(self, averages: dict[str, Any], length: int) -> list[Any]:
-        """A list like the one of gradients; None where no rank has one."""
-        spread: list[Any] = [None] * length
-        for name, position in self.positions.items():
-            spread[position] = averages[name]
-        return spread
+    def _gradient(self, slot: Slot, grad: Any) -> Any:
+        if slot.name not in self.rows:
+            return tf.zeros(slot.shape, slot.dtype) if grad is None else tf.convert_to_tensor(grad)
+        if grad is None:
+            values, indices = tf.zeros([0, *slot.shape[1:]], slot.dtype), tf.zeros([0], tf.int32)
+        elif isinstance(grad, tf.IndexedSlices):
+            values, indices = grad.values, tf.cast(grad.indices, tf.int32)
+        else:
+            values, indices = grad, tf.range(slot.shape[0], dtype=tf.int32)
+        return tf.IndexedSlices(values, indices, tf.constant(slot.shape))
 
 
-def agree_on_plan(
-    driver: HorovodTensorFlow, grads: Sequence[Any], variables: Sequence[Any], sparse_as_dense: bool
-) -> Plan:
-    """Exchange what this rank's gradients look like.
+def plan_for_variables(driver: HorovodTensorFlow, variables: Sequence[Any]) -> Plan:
+    """The plan if every variable has a dense gradient.
 
     Raises:
         HvdSparseError: the ranks' variables differ.
     """
-    names = _unique_names(variables)
-    shapes = {name: f"{list(v.shape)} {_dtype(v)}" for name, v in zip(names, variables)}
-    compare(exchange_text(driver, "variables", statement({"parameters": shapes})))
-    mine = [_look(grad) for grad in grads]
+    # By position: Keras paths count up in a process and are others after loading a model.
+    names = [f"{position}:{v.name}" for position, v in enumerate(variables)]
+    slots = tuple(Slot(name, tuple(v.shape), tf.as_dtype(v.dtype)) for name, v in zip(names, variables))
+    described = {slot.name: f"{list(slot.shape)} {slot.dtype.name}" for slot in slots}
+    compare(exchange_text(driver, "variables", statement({"parameters": described})))
+    return Plan(slots, frozenset(names), frozenset(), frozenset())
+
+
+def plan_for_gradients(driver: HorovodTensorFlow, plan: Plan, given: dict[str, Any], sparse_as_dense: bool) -> Plan:
+    """`plan`, corrected for what the ranks' first gradients look like."""
+    mine = {name: _look(grad) for name, grad in given.items()}
     everybody = [json.loads(text) for text in exchange_text(driver, "gradients", json.dumps(mine))]
-    parameters, positions, rows = [], {}, {}
-    for position, (name, variable) in enumerate(zip(names, variables)):
-        looks = [one[position] for one in everybody if one[position] is not None]
-        if not looks:
-            continue
-        size, width = math.prod(variable.shape), math.prod(variable.shape[1:])
-        row_sparse = any(look != "dense" for look in looks)
-        if row_sparse and not sparse_as_dense and _rows_are_smaller(looks, len(everybody), size, width):
-            rows[name] = (int(variable.shape[0]), width)
-        positions[name] = position
-        parameters.append(Parameter(name, size, len(variable.shape), "", lossless=row_sparse))
-    return Plan(parameters, positions, rows)
+    present, row_sparse, rows = set(), set(), set()
+    for slot in plan.slots:
+        looks = [one[slot.name] for one in everybody if one.get(slot.name) is not None]
+        if looks:
+            present.add(slot.name)
+        if any(look != "dense" for look in looks):
+            row_sparse.add(slot.name)
+            if not sparse_as_dense and _rows_are_smaller(slot, looks, len(everybody)):
+                rows.add(slot.name)
+    return Plan(plan.slots, frozenset(present), frozenset(row_sparse), frozenset(rows))
 
 
 def _look(grad: Any) -> Any:
@@ -88,26 +116,6 @@ def _look(grad: Any) -> Any:
     return None if grad is None else "dense"
 
 
-def _rows_are_smaller(looks: list[Any], num_ranks: int, size: int, width: int) -> bool:
+def _rows_are_smaller(slot: Slot, looks: list[Any], num_ranks: int) -> bool:
     known = all(isinstance(look, int) for look in looks)
-    return known and max(looks) * (1 + width) < 2 * size / num_ranks
-
-
-def _as_rows(grad: Any, variable: Any) -> Any:
-    if grad is None:
-        none = tf.zeros([0], tf.int32)
-        return tf.IndexedSlices(tf.zeros([0, *variable.shape[1:]], variable.dtype), none, tf.constant(variable.shape))
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(grad.values, tf.cast(grad.indices, tf.int32), tf.constant(variable.shape))
-    everywhere = tf.range(variable.shape[0], dtype=tf.int32)
-    return tf.IndexedSlices(grad, everywhere, tf.constant(variable.shape))
-
-
-def _unique_names(variables: Sequence[Any]) -> list[str]:
-    """Keras paths, with the position where two are alike."""
-    names = [getattr(v, "path", None) or v.name for v in variables]
-    return [name if names.count(name) == 1 else f"{name}:{i}" for i, name in enumerate(names)]
-
-
-def _dtype(variable: Any) -> str:
-    return tf.as_dtype(variable.dtype).name
+    return known and max(looks) * (1 + slot.width) < 2 * math.prod(slot.shape) / num_ranks

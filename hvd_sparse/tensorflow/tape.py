@@ -20,6 +20,7 @@ class WrappedTape(tf.GradientTape):
 
     averager: Averager | None
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(self, target: Any, sources: Any, *arguments: Any, **keywords: Any) -> Any:
         """As `tf.GradientTape.gradient`, averaged."""
         flat = tf.nest.flatten(sources)
@@ -36,6 +37,7 @@ class WrappedTape(tf.GradientTape):
         return Counters(scheme="none", reason="one rank: nothing to exchange").as_dict(0, 0.0)
 
 
+@tf.autograph.experimental.do_not_convert
 def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",

@@ -14,7 +14,7 @@ from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 def exchange_text(driver: HorovodTensorFlow, name: str, text: str) -> list[str]:
     """Every rank's text, on every rank, in rank order."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def exchange(data: Any) -> Any:
         def program() -> Any:
             lengths = yield AllGather(tf.shape(data), tag="length", same_length=True)
@@ -24,6 +24,7 @@ def exchange_text(driver: HorovodTensorFlow, name: str, text: str) -> list[str]:
         return driver.run(name, program())
 
     with tf.init_scope():
-        lengths, everything = exchange(tf.constant(np.frombuffer(text.encode() or b" ", np.uint8)))
+        run = exchange.get_concrete_function(tf.TensorSpec([None], tf.uint8))
+        lengths, everything = run(tf.constant(np.frombuffer(text.encode() or b" ", np.uint8)))
         parts = np.split(everything.numpy(), np.cumsum(lengths.numpy())[:-1])
     return [part.tobytes().decode().strip() for part in parts]

@@ -7,6 +7,7 @@ load anywhere, without this package.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,6 +60,18 @@ class WrappedKeras(Wrapped):
 
     _exchange_when_clipping: bool
 
+    @tf.autograph.experimental.do_not_convert
+    def build(self, variables: Any) -> None:
+        """As in Keras. Inside a LossScaleOptimizer, that one is wrapped too: its ranks must agree to skip a step."""
+        outer = _scaling_optimizer_of(self)
+        if outer is not None and not isinstance(outer, Wrapped):
+            own = {"averager": self.averager, "wrap_request": self.wrap_request}  # type: ignore[attr-defined]
+            _change_class(outer, WrappedLossScale, own)
+        super().build(variables)  # type: ignore[misc]
+        if self.averager:
+            self.averager.prepare(list(variables))
+
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Average, then apply. With gradient accumulation the average comes later, once per update."""
         grads, variables = _prepared(self, grads, trainable_variables)
@@ -68,6 +81,7 @@ class WrappedKeras(Wrapped):
             object.__setattr__(self, "_exchanged_variables", [v for g, v in zip(grads, variables) if g is not None])
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
+    @tf.autograph.experimental.do_not_convert
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         # The only place between accumulation and clipping; inside a cond on the step counter, equal on all ranks.
         if self.averager and self._exchange_when_clipping:
@@ -78,55 +92,51 @@ class WrappedKeras(Wrapped):
 
 
 class WrappedLossScale(Wrapped):
-    """LossScaleOptimizer: ranks agree on whether gradients are finite before any of them decides to skip."""
+    """LossScaleOptimizer around a wrapped optimizer: ranks agree on whether gradients are finite, so that all of them
+    enter the branch in which the inner optimizer exchanges, or none does.
+    """
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        grads, variables = _prepared(self, grads, trainable_variables)
-        if self.averager and grads:
-            grads = self._averaged(self.averager, grads, variables)
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
-
-    def _averaged(self, averager: Averager, grads: list[Any], variables: list[Any]) -> list[Any]:
-        scale = tf.cast(tf.convert_to_tensor(self.dynamic_scale), tf.float32)  # type: ignore[attr-defined]
-        here = [tf.reduce_all(tf.math.is_finite(_values(grad))) for grad in grads if grad is not None]
-        finite = _everywhere(averager.driver, tf.reduce_all(tf.stack(here)))
-        unscaled = [grad if grad is None else _times(grad, 1.0 / scale) for grad in grads]
-        request = self.wrap_request  # type: ignore[attr-defined]
-        repeats = 1.0 if request.average_passes else float(request.passes)  # the inner optimizer takes their mean
-        places = sorted(averager.plan(grads, variables).positions.values())
-
-        def exchanged() -> list[Any]:
-            averages = averager(unscaled, variables)
-            return [_times(averages[i], scale * repeats) for i in places]
-
-        def refused() -> list[Any]:  # NaN, so that LossScaleOptimizer skips and lowers the scale on every rank
-            return [
-                tf.fill(variables[i].shape, tf.constant(float("nan"), _grad_dtype(grads, variables, i))) for i in places
-            ]
-
-        averages = tf.cond(finite, exchanged, refused)
-        result: list[Any] = [None] * len(grads)
-        for i, average in zip(places, averages):
-            result[i] = average
-        return result
+    @tf.autograph.experimental.do_not_convert
+    def check_finite(self, grads: Any) -> Any:
+        """Whether the gradients of all ranks are finite."""
+        here = super().check_finite(grads)  # type: ignore[misc]
+        return _everywhere(self.averager.driver, here) if self.averager else here
 
 
 def put_on(optimizer: Any, request: Any, averager: Averager | None) -> None:
-    """Make a Keras 3 optimizer a `Wrapped` one, in place."""
+    """Make a Keras 3 optimizer a `Wrapped` one, in place; of a LossScaleOptimizer, the inner one as well."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        put_on(optimizer.inner_optimizer, request, averager)
+        _change_class(optimizer, WrappedLossScale, {"averager": averager, "wrap_request": request})
+        return
+    accumulating = bool(optimizer.gradient_accumulation_steps)
+    own = {"averager": averager, "wrap_request": request, "_exchange_when_clipping": accumulating}
+    _change_class(optimizer, WrappedKeras, {**own, "_exchanged_variables": None})
+
+
+def _change_class(optimizer: Any, mixin: type, attributes: dict[str, Any]) -> None:
     base = optimizer.__class__
-    scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if base not in _CLASSES:
         body = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
         body["__class__"] = property(lambda self: base)
-        _CLASSES[base] = type(base.__name__, (WrappedLossScale if scaling else WrappedKeras, base), body)
+        _CLASSES[base] = type(base.__name__, (mixin, base), body)
     # Past Keras' own __setattr__, which would track these as part of the optimizer.
-    object.__setattr__(optimizer, "averager", averager)
-    object.__setattr__(optimizer, "wrap_request", request)
-    object.__setattr__(
-        optimizer, "_exchange_when_clipping", bool(optimizer.gradient_accumulation_steps) and not scaling
-    )
-    object.__setattr__(optimizer, "_exchanged_variables", None)
-    object.__setattr__(optimizer, "__class__", _CLASSES[base])
+    for name, value in {**attributes, "__class__": _CLASSES[base]}.items():
+        object.__setattr__(optimizer, name, value)
+
+
+def _scaling_optimizer_of(optimizer: Any) -> Any:
+    """The LossScaleOptimizer that is building `optimizer` right now, if that is why it is built.
+
+    Keras puts one around the optimizer of a mixed_float16 model when it compiles, and users may as well.
+    """
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.optimizers.LossScaleOptimizer) and caller.inner_optimizer is optimizer:
+            return caller
+        frame = frame.f_back
+    return None
 
 
 def _prepared(optimizer: Any, grads: Any, trainable_variables: Any) -> tuple[list[Any], list[Any]]:
@@ -150,23 +160,10 @@ def _prepared(optimizer: Any, grads: Any, trainable_variables: Any) -> tuple[lis
 def _everywhere(driver: HorovodTensorFlow, flag: Any) -> Any:
     """Whether `flag` is true on all ranks."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def agree(flag: Any) -> Any:
         wrong = tf.reshape(tf.cast(tf.logical_not(flag), tf.float32), [1])
         program = Dense().reduce(TensorFlowOps(), driver.world(0), Spec("finite", 1), wrong, 1, {})
         return driver.run("finite", program)[0].total[0] < 0.5
 
     return agree(flag) if tf.executing_eagerly() else agree.python_function(flag)
-
-
-def _values(grad: Any) -> Any:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
-
-
-def _times(grad: Any, factor: Any) -> Any:
-    scaled = _values(grad) * tf.cast(factor, grad.dtype)
-    return tf.IndexedSlices(scaled, grad.indices, grad.dense_shape) if isinstance(grad, tf.IndexedSlices) else scaled
-
-
-def _grad_dtype(grads: list[Any], variables: list[Any], position: int) -> Any:
-    return variables[position].dtype if grads[position] is None else grads[position].dtype

@@ -27,7 +27,8 @@ def main() -> int:
     cases = importlib.import_module(module)
     if cases.hvd.size() != ranks:
         raise SystemExit(f"expected {ranks} ranks, found {cases.hvd.size()}")
-    for name in case_names(module):
+    chosen = os.environ.get("HVD_SPARSE_CASES", "")  # for debugging: only those whose name has this in it
+    for name in [name for name in case_names(module) if chosen in name]:
         print("case", name, flush=True)
         try:
             getattr(cases, name)()

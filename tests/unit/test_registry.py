@@ -62,19 +62,19 @@ def sparsifiers(attribute: str) -> Any:
 
 
 @sparsifiers("shared_indices")
-def test_declared_shared_indices_are_shared(sparsifier, backend):
-    ranks = Ranks(Exchange(Spec("b", SIZE), *_allgathered(sparsifier)), 3, backend)
+def test_declared_shared_indices_are_shared(sparsifier, quick_backend):
+    ranks = Ranks(Exchange(Spec("b", SIZE), *_allgathered(sparsifier)), 3, quick_backend)
     for number in range(3):
         step = ranks.step(normal(number, 3), KEPT)
-        assert_same_on_ranks([backend.numpy(one.used.indices) for one in step.reduced], "indices")
+        assert_same_on_ranks([quick_backend.numpy(one.used.indices) for one in step.reduced], "indices")
 
 
 @sparsifiers("blind")
-def test_declared_blindness_is_true(sparsifier, backend):
+def test_declared_blindness_is_true(sparsifier, quick_backend):
     """A blind selection takes the same coordinates whatever the values: rescaled, it is unbiased."""
     exchange = Exchange(Spec("b", SIZE), *_allgathered(sparsifier))
-    steps = [Ranks(exchange, 1, backend).step(normal(seed, 1), KEPT) for seed in (0, 1)]
-    indices = [backend.numpy(step.reduced[0].used.indices) for step in steps]
+    steps = [Ranks(exchange, 1, quick_backend).step(normal(seed, 1), KEPT) for seed in (0, 1)]
+    indices = [quick_backend.numpy(step.reduced[0].used.indices) for step in steps]
     assert_bits_equal(indices[0], indices[1])
     assert len(indices[0]) == KEPT
 

@@ -17,7 +17,6 @@ from hvd_sparse.sparsifiers.threshold import Threshold
 from hvd_sparse.types import Spec, World, num_kept
 
 RNG = np.random.default_rng(0)
-SETTLING = 5  # steps until the correction has found its place
 TORCH = BACK_ENDS["torch"]()
 
 
@@ -40,13 +39,14 @@ DATA = {
 
 
 def counts(
-    data: np.ndarray, density: float, steps: int = 12, keep: bool = False, shift: int | None = None, backend=TORCH
+    data: np.ndarray, density: float, steps: int = 8, keep: bool = False, shift: int | None = None, backend=TORCH
 ) -> np.ndarray:
     """count / k of each step, on data that moves by `shift` elements a step; `keep`: with a residual."""
     part, spec, x = Threshold(), Spec("b", len(data)), np.zeros(len(data), np.float32)
+    data = data.astype(np.float32)
     state, k, found = part.init(backend.ops, spec), num_kept(density, len(data)), []
     for step in range(steps):
-        fresh = np.roll(data, step * (1009 if shift is None else shift)).astype(np.float32)
+        fresh = np.roll(data, step * (1009 if shift is None else shift))
         x = x + fresh if keep else fresh
         selection = part.select(backend.ops, World(0, 1, step), spec, backend.array(x), k, state)
         indices, state = run(selection)
@@ -60,8 +60,8 @@ def counts(
 
 
 def assert_steady(found: np.ndarray) -> None:
-    assert found[SETTLING:].min() >= 0.67, found
-    assert found[SETTLING:].max() <= 1.33, found
+    assert found.min() >= 0.67, found
+    assert found.max() <= 1.33, found
 
 
 @pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
@@ -73,29 +73,29 @@ def test_count_stays_close_to_k(kind, size, density):
 
 @pytest.mark.parametrize("density", [0.01, 0.001])
 def test_count_on_two_million_elements(density):
-    assert_steady(counts(DATA["student"](2_000_000), density, steps=8))
+    assert_steady(counts(DATA["student"](2_000_000), density))
 
 
 @pytest.mark.parametrize("kind", DATA)
 def test_count_with_error_feedback(kind):
-    assert_steady(counts(DATA[kind](200_000), 0.02, steps=25, keep=True))
+    assert_steady(counts(DATA[kind](200_000), 0.02, steps=15, keep=True))
 
 
-# 784 columns are MNIST's. 768 = 256 * 3, 782 = 46 * 17 and 338 = 2 * 169 share a factor with a stride that is in use
-# here: samples with one phase would show a part of the columns, and the count was off by a factor of ten.
+# 784 columns are MNIST's. 768 = 256 * 3, 782 = 46 * 17 and 255 = 15 * 17 share a factor with the stride that is in use:
+# samples with one phase would show a part of the columns, and the count was off by a factor of ten.
 @pytest.mark.parametrize(
     ("width", "density"),
-    [(784, 0.1), (784, 0.01), (784, 0.001), (768, 0.002), (782, 0.01), (338, 0.1), (255, 0.01), (1024, 0.1)],
+    [(784, 0.1), (784, 0.01), (784, 0.001), (768, 0.002), (782, 0.01), (255, 0.01), (1024, 0.1)],
 )
 @pytest.mark.parametrize("keep", [False, True])
 def test_count_on_rows_of_very_different_columns(width, density, keep):
     data = row_structured(width)(1000 * 784)
-    assert_steady(counts(data, density, steps=10, keep=keep, shift=width))
+    assert_steady(counts(data, density, keep=keep, shift=width))
 
 
 def test_the_strides_of_these_tests_do_share_factors():
-    strides = {(w, d): int(1.1 * num_kept(d, 784_000) / 512) | 1 for w, d in [(768, 0.002), (782, 0.01), (338, 0.1)]}
-    assert strides == {(768, 0.002): 3, (782, 0.01): 17, (338, 0.1): 169}
+    strides = {density: int(1.1 * num_kept(density, 784_000) / 512) | 1 for density in (0.002, 0.01)}
+    assert strides == {0.002: 3, 0.01: 17}
 
 
 def test_the_oracle_counts_alike():
@@ -104,15 +104,28 @@ def test_the_oracle_counts_alike():
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
-def test_correction_finds_back():
-    """A scale that is far off (another phase of training) is corrected within a few steps."""
-    part, spec, k = Threshold(), Spec("b", 100_000), 2000
-    x = TORCH.array(DATA["normal"](spec.size).astype(np.float32))
-    for scale in (0.5, 2.0):
-        state = {"scale": scale, "count": 0}
-        for step in range(15):
-            _, state = run(part.select(TORCH.ops, World(0, 1, step), spec, x, k, state))
-        assert 0.67 * k <= state["count"] <= 1.33 * k
+@pytest.mark.parametrize("size", [100_000, 2_000_000])
+def test_count_where_the_tail_is_light(size):
+    """Feedback from earlier counts used to oscillate here: a small change of the threshold changes the count a lot."""
+    assert_steady(counts(np.random.default_rng(7).random(size), 0.02))
+    assert_steady(counts(np.random.default_rng(7).normal(size=size), 0.005))
+
+
+def test_the_first_step_is_as_good_as_any():
+    assert 0.67 <= counts(DATA["normal"](100_000), 0.02, steps=1)[0] <= 1.33
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5])
+def test_equal_magnitudes_are_sent(levels, backend):
+    """Constant or quantised gradients: all that reach the estimate equal it, and k of them must go."""
+    size, k = 50_000, 1000
+    rng = np.random.default_rng(8)
+    grad = frozen(rng.integers(1, levels + 1, size) * rng.choice([-1, 1], size), np.float32)
+    ranks = Ranks(Exchange(Spec("b", size), SparseSum(Threshold(), AllGatherSum()), Residual()), 1, backend)
+    for _ in range(3):
+        step = ranks.step([grad], k)
+        assert step.num_used(0) == k
+        assert np.abs(step.used[0]).max() == np.abs(step.accumulated[0]).max()
 
 
 @pytest.mark.parametrize("size", [20_000, 100_000])
@@ -135,9 +148,9 @@ def test_the_largest_are_kept_of_a_surplus(backend):
     """Not those with the lowest indices: that would favour the first layers."""
     spec, k = Spec("b", 50_000), 2000
     x = frozen(np.random.default_rng(3).normal(size=spec.size), np.float32)
-    state = {"scale": 0.5, "count": 0}  # far too low: a large surplus
-    indices, state = run(Threshold().select(backend.ops, World(0, 1), spec, backend.array(x), k, state))
-    assert state["count"] > 2 * k
+    part = Threshold(aim=2.0)
+    indices, state = run(part.select(backend.ops, World(0, 1), spec, backend.array(x), k, part.init(backend.ops, spec)))
+    assert state["count"] > 1.5 * k
     assert backend.numpy(indices).tolist() == np.sort(np.argsort(-np.abs(x), kind="stable")[:k]).tolist()
 
 
@@ -157,10 +170,10 @@ def test_always_k_entries_on_the_wire(kind, backend):
 def test_small_buckets_are_selected_exactly(k, backend):
     x = frozen(np.random.default_rng(4).normal(size=1000), np.float32)
     indices, state = run(
-        Threshold().select(backend.ops, World(0, 1), Spec("b", 1000), backend.array(x), k, {"scale": 1.0})
+        Threshold().select(backend.ops, World(0, 1), Spec("b", 1000), backend.array(x), k, {"count": 0})
     )
     assert backend.numpy(indices).tolist() == np.sort(np.argsort(-np.abs(x))[:k]).tolist()
-    assert state == {"scale": 1.0, "count": k}
+    assert state == {"count": k}
 
 
 @pytest.mark.parametrize("min_hits", [1, 2, 16, 512])
@@ -188,7 +201,7 @@ def test_what_is_not_finite_is_always_selected(part, share, backend):
     assert not np.isfinite(x[indices]).all()
 
 
-@pytest.mark.parametrize("argument", ["min_hits", "aim", "gain"])
+@pytest.mark.parametrize("argument", ["min_hits", "aim"])
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "1", None])
 def test_arguments_out_of_range(argument, value):
     with pytest.raises(ValueError, match=f"`{argument}` must be"):

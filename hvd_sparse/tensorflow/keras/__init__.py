@@ -3,6 +3,7 @@
 Horovod 0.28.1 trains Keras 3 models on every rank alone, without an error. Here gradients are averaged.
 """
 
+from importlib import import_module as _import_module
 from typing import Any as _Any
 
 import horovod.tensorflow as _horovod
@@ -10,12 +11,14 @@ from horovod.tensorflow.keras import *  # noqa: F403
 
 from hvd_sparse.tensorflow import Compression as Compression
 from hvd_sparse.tensorflow import HvdSparseError as HvdSparseError
-from hvd_sparse.tensorflow.broadcast import broadcast_model as broadcast_model
-from hvd_sparse.tensorflow.broadcast import broadcast_variables as broadcast_variables
 from hvd_sparse.tensorflow.distributed import wrap_optimizer as _wrap_optimizer
-from hvd_sparse.tensorflow.keras import callbacks as callbacks
-from hvd_sparse.tensorflow.keras import elastic as elastic
 from hvd_sparse.tensorflow.keras.loading import load_model as load_model
+from hvd_sparse.tensorflow.variables import broadcast_model as broadcast_model
+from hvd_sparse.tensorflow.variables import broadcast_variables as broadcast_variables
+
+# Not `from ... import`: that would find Horovod's modules of these names, which are attributes here by now.
+callbacks = _import_module("hvd_sparse.tensorflow.keras.callbacks")
+elastic = _import_module("hvd_sparse.tensorflow.keras.elastic")
 
 
 def DistributedOptimizer(

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.tensorflow.broadcast import broadcast_model
+from hvd_sparse.tensorflow.variables import broadcast_model
 
 _log = logging.getLogger("hvd_sparse")
 
@@ -243,7 +243,7 @@ def _compare_steps(steps: int | None) -> None:
         )
 
 
-@tf.function(reduce_retracing=True)
+@tf.function(autograph=False, reduce_retracing=True)
 def _gather_graph(values: Any, name: str) -> Any:
     return hvd.allgather(values, name=name, ignore_name_scope=True)
 

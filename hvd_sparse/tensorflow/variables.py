@@ -33,7 +33,7 @@ def broadcast_variables(
         return
 
     # In a graph, since Horovod's eager operations ignore names; the order of variables names them.
-    @tf.function
+    @tf.function(autograph=False)
     def exchange(values: list[Any]) -> list[Any]:
         return [
             hvd.broadcast(
