@@ -31,7 +31,7 @@ def parse_arguments():
     add = parser.add_argument
     add("--density", type=float, default=0.01, help="share of the gradient entries that is sent (%(default)s)")
     add("--sparsifier", default="threshold", help="which entries: threshold, topk, random_block (%(default)s)")
-    add("--memory", default="residual", help="what becomes of the others: residual, momentum, none (%(default)s)")
+    add("--memory", default="momentum", help="what becomes of the others: momentum, residual, none (%(default)s)")
     add("--warmup-steps", type=int, default=0, help="steps over which the density falls to --density (%(default)s)")
     add("--dense", action="store_true", help="Horovod's own dense allreduce instead")
     add("--epochs", type=int, default=3, help="(%(default)s)")
@@ -70,7 +70,7 @@ def make_optimizer(args, model):
         compression = hvd.Compression.none
     else:
         memory = args.memory
-        if memory == "momentum":  # it applies the momentum before it selects, so the optimizer must not do it again
+        if memory == "momentum":  # it applies the momentum, and before it selects: the optimizer must not do it again
             memory, momentum = Momentum(args.momentum), 0.0
         compression = hvd.Compression.sparse(
             args.density, sparsifier=args.sparsifier, memory=memory, warmup_steps=args.warmup_steps

@@ -84,7 +84,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--sparsifiers", nargs="+", default=["threshold"], metavar="NAME")
-    parser.add_argument("--memories", nargs="+", default=["residual"], metavar="NAME")
+    parser.add_argument("--memories", nargs="+", default=["momentum"], metavar="NAME")
     parser.add_argument("--points", type=float, default=0.5, help="accuracy that may be lost (%(default)s)")
     parser.add_argument("--share", type=float, default=0.025, help="of the dense bytes that may be sent (%(default)s)")
     parser.add_argument("--json", type=Path, default=ROOT / "out" / "accuracy.json")

@@ -14,13 +14,14 @@ from hvd_sparse.controllers import Seen
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.metrics import Counters
+from hvd_sparse.ops.tensorflow import TensorFlowOps
 from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.tensorflow.bucket import Bucket
 from hvd_sparse.tensorflow.plan import Plan, plan_for_gradients, plan_for_variables
 from hvd_sparse.tensorflow.request import WrapRequest
 from hvd_sparse.tensorflow.rows import sum_rows
 from hvd_sparse.tensorflow.watchdog import Watchdog
-from hvd_sparse.types import num_kept
+from hvd_sparse.types import Spec, num_kept
 
 
 class Averager:
@@ -45,6 +46,7 @@ class Averager:
         self._plan = Plan((), frozenset(), frozenset(), frozenset())
         self._is_final = False  # the plan knows what gradients look like
         self._eager_exchange = tf.function(self._exchange, autograph=False, reduce_retracing=True)
+        self._eager_agree = tf.function(self._agree, autograph=False)
         with tf.init_scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._totals = tf.Variable(tf.zeros([3], tf.float64), trainable=False)  # bytes, seconds, steps not applied
@@ -79,6 +81,17 @@ class Averager:
             plan = plan_for_variables(self.driver, variables)
             self._names = {id(variable): slot.name for variable, slot in zip(self._variables, plan.slots)}
             self._adopt(plan)
+
+    def everywhere(self, flag: Any) -> Any:
+        """Whether a 0-d boolean is true on all ranks."""
+        if self.driver.world(0).size == 1:
+            return flag
+        return (self._eager_agree if tf.executing_eagerly() else self._agree)(flag)
+
+    def _agree(self, flag: Any) -> Any:
+        wrong = tf.reshape(tf.cast(tf.logical_not(flag), tf.float32), [1])
+        program = Dense().reduce(TensorFlowOps(), self.driver.world(0), Spec("flag", 1), wrong, 1, {})
+        return self.driver.run("flag", program)[0].total[0] < 0.5
 
     def _name_of(self, variable: Any) -> str:
         name = self._names.get(id(variable))

@@ -43,7 +43,8 @@ def broadcast_variables(
             for i, value in enumerate(values)
         ]  # fmt: skip
 
-    for variable, value in zip(sendable, exchange([tf.convert_to_tensor(variable) for variable in sendable])):
+    values = [tf.convert_to_tensor(variable) for variable in sendable]
+    for variable, value in zip(sendable, exchange.get_concrete_function(values)(values)):
         variable.assign(tf.cast(value, variable.dtype))
 
 

@@ -16,13 +16,9 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util
 
-from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.metrics import Counters
-from hvd_sparse.ops.tensorflow import TensorFlowOps
-from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.tensorflow import state
 from hvd_sparse.tensorflow.averager import Averager
-from hvd_sparse.types import Spec
 
 _CLASSES: dict[type, type] = {}
 _OWN_ATTRIBUTES = ("averager", "wrap_request", "_exchange_when_clipping", "_exchanged_variables")
@@ -49,7 +45,7 @@ class Wrapped:
 
     def close(self) -> None:
         """Stop averaging and become the plain optimizer again. Compile the model again afterwards."""
-        base = type(self).__mro__[2]
+        base = self.__class__  # of the wrapped object: the class it had
         for name in _OWN_ATTRIBUTES:
             self.__dict__.pop(name, None)
         object.__dict__["__class__"].__set__(self, base)
@@ -100,7 +96,7 @@ class WrappedLossScale(Wrapped):
     def check_finite(self, grads: Any) -> Any:
         """Whether the gradients of all ranks are finite."""
         here = super().check_finite(grads)  # type: ignore[misc]
-        return _everywhere(self.averager.driver, here) if self.averager else here
+        return self.averager.everywhere(here) if self.averager else here
 
 
 def put_on(optimizer: Any, request: Any, averager: Averager | None) -> None:
@@ -155,15 +151,3 @@ def _prepared(optimizer: Any, grads: Any, trainable_variables: Any) -> tuple[lis
             optimizer.build(variables)
         optimizer.built = True
     return grads, variables
-
-
-def _everywhere(driver: HorovodTensorFlow, flag: Any) -> Any:
-    """Whether `flag` is true on all ranks."""
-
-    @tf.function(autograph=False)
-    def agree(flag: Any) -> Any:
-        wrong = tf.reshape(tf.cast(tf.logical_not(flag), tf.float32), [1])
-        program = Dense().reduce(TensorFlowOps(), driver.world(0), Spec("finite", 1), wrong, 1, {})
-        return driver.run("finite", program)[0].total[0] < 0.5
-
-    return agree(flag) if tf.executing_eagerly() else agree.python_function(flag)

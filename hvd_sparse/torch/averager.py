@@ -19,7 +19,7 @@ from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.torch.bucket import Bucket
 from hvd_sparse.torch.census import Census, census_program
 from hvd_sparse.torch.hooks import BackwardHooks
-from hvd_sparse.torch.rows import sum_rows
+from hvd_sparse.torch.rows import no_rows, sum_rows
 from hvd_sparse.types import HvdSparseError, num_kept
 
 _Param = Any  # torch.nn.Parameter; its grad may be None by type, but not where it is used here
@@ -144,11 +144,7 @@ class Averager:
         self.driver.start(bucket.layout.spec.name, bucket.program(self.driver.world(self.num_exchanges), k))
 
     def _start_rows(self, parameter: _Param) -> None:
-        if parameter in self._touched:
-            grad = self._local_grad(parameter)
-        else:
-            nowhere = torch.zeros((1, 0), dtype=torch.long, device=parameter.device)
-            grad = torch.sparse_coo_tensor(nowhere, parameter.new_zeros((0, *parameter.shape[1:])), parameter.shape)
+        grad = self._local_grad(parameter) if parameter in self._touched else no_rows(parameter)
         program = sum_rows(self.driver.world(self.num_exchanges), grad, self.sparse_as_dense)
         self.driver.start(self.names[parameter], program)
 

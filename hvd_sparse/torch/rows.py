@@ -45,6 +45,12 @@ def sum_rows(
     return _sparse(grad, union, total), False, ops.all_finite(total)
 
 
+def no_rows(parameter: torch.Tensor) -> torch.Tensor:
+    """A row-sparse gradient of a rank that used no row."""
+    nowhere = torch.zeros((1, 0), dtype=torch.long, device=parameter.device)
+    return torch.sparse_coo_tensor(nowhere, parameter.new_zeros((0, *parameter.shape[1:])), parameter.shape)
+
+
 def ladder(count: int) -> int:
     """The smallest of 8, 9, .. 16, 18, .. 32, 36, .. that is at least `count`: at most an eighth is padding.
 

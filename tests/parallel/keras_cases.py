@@ -291,7 +291,7 @@ def case_t16_schedule_save_and_variables() -> None:
     x, _ = data(4)
     model.fit(x, x.sum(1), batch_size=BATCH, verbose=0)
     assert optimizer.metrics()["num_exchanges"] == 4
-    assert len(optimizer.variables) >= 2
+    assert len(optimizer.variables) == 1  # the iteration; a call, optimizer.variables(), fails as in plain Keras
     assert isinstance(optimizer, keras.optimizers.SGD)
     model.save(FOLDER / "t16.keras")
     if RANK == 0:
@@ -310,7 +310,8 @@ def case_t16_schedule_save_and_variables() -> None:
 
 def case_t17_loss_scaling_with_infinity_on_one_rank() -> None:
     def poisoned(y: Any, logits: Any) -> Any:
-        value = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+        labels = tf.where(y == 7, tf.zeros_like(y), y)
+        value = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
         return value * tf.where(tf.reduce_any(y == 7), np.inf, 1.0)
 
     def scaling(inner: Any) -> Any:
