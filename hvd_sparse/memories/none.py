@@ -26,7 +26,9 @@ class NoMemory:
     def compensate(
         self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: State | None = None
     ) -> tuple[Array, State]:
-        return (grad if alpha == 1 else grad * alpha), state
+        if alpha == 1:
+            return grad, state
+        return ops.add(ops.zeros(ops.length(grad), grad), grad, alpha), state  # in float32: 16 bits would underflow
 
     def update(self, ops: Ops, used: Sparse | None, state: State) -> State:
         return state

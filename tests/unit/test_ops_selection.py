@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import assert_bits_equal, floats, frozen
+from helpers import BACK_ENDS, assert_bits_equal, floats, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 from vectors import ANY, INF, NAN, vectors
@@ -40,11 +40,17 @@ def test_top_abs_prefers_what_is_not_finite(backend):
 
 @pytest.mark.parametrize("value", [1.0, 0.0, NAN, INF])
 def test_top_abs_of_equal_magnitudes(value, backend):
-    x = backend.array(frozen(np.full(9, value) * np.resize([1, -1], 9), np.float32))
+    x = backend.array(frozen(np.full(999, value) * np.resize([1, -1], 999), np.float32))
     chosen = backend.numpy(backend.ops.top_abs(x, 4))
     assert len(set(chosen.tolist())) == 4
     if backend.name in ("numpy", "torch"):
         assert chosen.tolist() == [0, 1, 2, 3]  # the lowest: what the oracle promises
+
+
+def test_the_oracle_takes_the_lowest_index_of_a_tie():
+    ops, x = BACK_ENDS["numpy"]().ops, frozen(np.random.default_rng(0).integers(-3, 4, 999), np.float32)
+    threes, twos = np.flatnonzero(np.abs(x) == 3), np.flatnonzero(np.abs(x) == 2)
+    assert ops.top_abs(x, len(threes) + 9).tolist() == sorted([*threes, *twos[:9]])
 
 
 @given(x=vectors(ANY), threshold=st.one_of(st.floats(0, 100, width=32), st.sampled_from([0.0, 1.0])))

@@ -56,6 +56,14 @@ def test_half_gradients_are_clipped_by_their_true_norm(dtype):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+def test_a_loss_scale_is_undone_in_float32_without_memory_too(dtype):
+    grad = torch.tensor([1.0], dtype=getattr(torch, dtype))
+    x, _ = NoMemory().compensate(TorchOps(), 1, grad, {}, alpha=2.0**-26)
+    assert x.dtype == torch.float32
+    assert x.item() == 2.0**-26
+
+
+@pytest.mark.parametrize("dtype", HALVES)
 def test_half_values_travel_as_float32(dtype):
     values = torch.tensor([1.5, -2.25, 3.0], dtype=getattr(torch, dtype))
     x, _ = NoMemory().compensate(TorchOps(), 1, values, {})

@@ -92,6 +92,7 @@ def test_controllers(controller):
         (plan, following), (again, _) = (controller.decide(Seen(step), dict(state)) for _ in range(2))
         assert plan == again
         assert 0 < plan.density <= 1
+        assert plan.density in controller.ladder()
         assert isinstance(plan.density, float)
         assert plan.reason
         assert all(isinstance(value, (int, float, str)) for value in following.values())
