@@ -84,6 +84,7 @@ install_python_packages() {
     $pip setuptools wheel packaging
     say "installing torch and tensorflow-cpu: some minutes on a new machine"
     $pip torch==2.13.0 tensorflow-cpu==2.21.0
+    $pip --no-deps tf-keras==2.21.0  # it would bring the other TensorFlow package along
     say "installing the project and its test tools"
     $pip --no-build-isolation -e '.[test,plot]'
     echo "$now" >$stamp_file

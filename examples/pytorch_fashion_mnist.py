@@ -44,7 +44,10 @@ def parse_arguments():
     add("--data", type=Path, default=FASHION_MNIST, metavar="DIR", help="folder of the IDX files (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write the results there")
     add("--bar", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if min(args.epochs, args.batch_size) < 1 or (args.steps is not None and args.steps < 1):
+        parser.error("--epochs, --batch-size and --steps must be 1 or more")
+    return args
 
 
 def load(split, directory):

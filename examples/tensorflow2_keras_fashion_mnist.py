@@ -111,8 +111,8 @@ def main():
         callbacks=[
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
             hvd.callbacks.MetricAverageCallback(),
-            hvd.callbacks.MetricsCallback(),
         ],
+        shuffle=False,
         verbose=2 if hvd.rank() == 0 else 0,
     ).history
     seconds = time.perf_counter() - started

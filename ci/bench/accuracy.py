@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = {"torch": ROOT / "examples" / "pytorch_fashion_mnist.py"}
+EXAMPLES = {
+    "torch": ROOT / "examples" / "pytorch_fashion_mnist.py",
+    "keras": ROOT / "examples" / "tensorflow2_keras_fashion_mnist.py",
+}
 
 
 def run_example(framework: str, num_ranks: int, options: list[str]) -> dict[str, Any]:

@@ -126,3 +126,25 @@ def test_read_idx_of_large_numbers(tmp_path: Path) -> None:
 
     (tmp_path / "numbers").write_bytes(struct.pack(">HBBI2i", 0, 0x0C, 1, 2, -1, 70_000))
     assert read_idx(tmp_path / "numbers").tolist() == [-1, 70_000]
+
+
+@pytest.mark.parallel(ranks=2)
+def test_keras_on_two_ranks(folder: Path, tmp_path: Path) -> None:
+    options = ["--data", str(folder), "--epochs", "2", "--batch-size", "20", "--json", str(tmp_path / "keras.json")]
+    script = ROOT / "examples" / "tensorflow2_keras_fashion_mnist.py"
+    run = horovodrun(2, [sys.executable, str(script), *options], limit_seconds=90)
+    assert run.code == 0, run.output
+    results = json.loads((tmp_path / "keras.json").read_text())
+    assert (results["ranks"], results["steps"]) == (2, 20)
+    assert results["test_accuracy"] > 0.2
+    assert 0 < results["bytes_per_step"] < 0.03 * results["dense_bytes_per_step"]
+
+
+@pytest.mark.parallel(ranks=2)
+def test_tensorflow_loop_on_two_ranks(folder: Path) -> None:
+    script = ROOT / "examples" / "tensorflow2_custom_loop.py"
+    options = ["--data", str(folder), "--steps", "30", "--batch-size", "20"]
+    run = horovodrun(2, [sys.executable, str(script), *options], limit_seconds=90)
+    assert run.code == 0, run.output
+    assert "step 30 of 30" in run.output
+    assert "test accuracy" in run.output

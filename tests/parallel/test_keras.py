@@ -7,4 +7,11 @@ from harness import case_names, launched
 @pytest.mark.parallel(ranks=2)
 @pytest.mark.parametrize("case", case_names("keras_cases"))
 def test_keras(case: str) -> None:
-    launched("keras_cases", 2, 240.0).check(case)
+    launched("keras_cases", 2, 280.0).check(case)
+
+
+@pytest.mark.parallel(ranks=2)
+@pytest.mark.parametrize("case", case_names("legacy_keras_cases"))
+def test_legacy_keras(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    launched("legacy_keras_cases", 2).check(case)

@@ -10,18 +10,21 @@ from harness import QUIET, ROOT, horovodrun
 sys.path.insert(0, str(ROOT / "tests/unit"))
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
+@pytest.fixture(params=["torch", "keras"])
+def script(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     from test_readme import blocks
 
     path = tmp_path / "readme.py"
-    path.write_text("\n".join(blocks(ROOT / "README.md", "python")))
+    chosen = [
+        block for block in blocks(ROOT / "README.md", "python") if ("keras" in block) == (request.param == "keras")
+    ]
+    path.write_text("\n".join(chosen))
     return path
 
 
 @pytest.mark.parallel(ranks=2)
 def test_on_two_ranks(script: Path) -> None:
-    run = horovodrun(2, [sys.executable, str(script)], limit_seconds=60)
+    run = horovodrun(2, [sys.executable, str(script)], limit_seconds=90)
     assert run.code == 0, run.output
     assert run.output.count("bytes sent instead of") == 2
 
