@@ -26,6 +26,9 @@ class Ops(Protocol):
     def add(self, x: Array, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
         """x + alpha * y in the dtype of x."""
 
+    def scale(self, x: Array, factor: float, out: Array | None = None) -> Array:
+        """factor * x in the dtype of x."""
+
     def length(self, x: Array) -> Any:
         """The number of elements of x."""
 

@@ -25,6 +25,9 @@ class NumpyOps:
         y = y.astype(x.dtype)
         return (x + (y if alpha == 1 else y * alpha)).astype(x.dtype)
 
+    def scale(self, x: Array, factor: float, out: Array | None = None) -> Array:
+        return (x * factor).astype(x.dtype)
+
     def length(self, x: Array) -> Any:
         return x.shape[0]
 

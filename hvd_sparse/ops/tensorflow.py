@@ -37,6 +37,9 @@ class TensorFlowOps:
         plain = isinstance(alpha, (int, float)) and alpha == 1
         return x + (y if plain else y * tf.cast(alpha, x.dtype))
 
+    def scale(self, x: Array, factor: float, out: Array | None = None) -> Array:
+        return x * tf.cast(factor, x.dtype)
+
     def length(self, x: Array) -> Any:
         return tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
 

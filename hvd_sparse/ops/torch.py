@@ -40,6 +40,9 @@ class TorchOps:
     def add(self, x: Array, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
         return torch.add(x, y, alpha=alpha, out=out)
 
+    def scale(self, x: Array, factor: float, out: Array | None = None) -> Array:
+        return torch.mul(x, factor, out=out)
+
     def length(self, x: Array) -> Any:
         return x.shape[0]
 

@@ -41,3 +41,16 @@ def test_waiting_has_an_end() -> None:
     assert seconds < 60
     assert "has waited" in output, output
     assert "`timeout_seconds` is over" in output, output
+
+
+@pytest.mark.parallel(ranks=2)
+@pytest.mark.parametrize(
+    ("way", "told"), [("stall", "`timeout_seconds` is over"), ("raise", "Horovod has been shut down")]
+)
+def test_keras_ranks_do_not_wait_for_ever(way: str, told: str) -> None:
+    since = time.monotonic()
+    run = horovodrun(2, [sys.executable, str(HERE / "failing_keras.py"), way], limit_seconds=90)
+    assert run.code, run.output  # neither a hang nor success
+    assert time.monotonic() - since < 60
+    assert "rank 0 ended after" in run.output, run.output
+    assert told in run.output, run.output

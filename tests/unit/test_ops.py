@@ -71,6 +71,21 @@ def test_pad(dtype, fill, backend):
 # Arithmetic
 
 
+@given(x=vectors(ANY), factor=st.sampled_from([1.0, 0.5, 0.9, -2.0, 0.0]))
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_scale(x, factor, backend):
+    scaled = backend.ops.scale(backend.array(x), factor)
+    np.testing.assert_allclose(backend.numpy(scaled), x * np.float32(factor), rtol=1e-6)
+    assert backend.numpy(scaled).dtype == np.float32
+
+
+def test_scale_leaves_its_input(backend):
+    x = backend.array(floats(1, 2))
+    out = backend.ops.zeros(2)
+    assert backend.numpy(backend.ops.scale(x, 3.0, out=out)).tolist() == [3, 6]
+    assert backend.numpy(x).tolist() == [1, 2]
+
+
 @given(x=vectors(ANY), alpha=st.sampled_from([1.0, 0.5, -2.0, 0.1]), seed=st.integers(0, 99))
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_add(backend, x, alpha, seed):
