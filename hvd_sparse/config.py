@@ -101,6 +101,43 @@ def sparse_config(
     return config
 
 
+def check_passes(passes: Any) -> int:
+    """`passes` if it is a number of backward passes."""
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"`backward_passes_per_step` must be an int, 1 or more. Received: {passes!r}.")
+    return passes
+
+
+def check_wrapping(
+    config: Any, compression: Any, op: Any, known_ops: tuple[Any, Any], predivide: Any, passes: Any, momentum: Any
+) -> bool:
+    """Whether gradients are averaged, not summed; an error if a front cannot honour what it was asked for.
+
+    Args:
+        config: what `compression` stands for.
+        known_ops: Horovod's Average and Sum.
+        momentum: that of the optimizer.
+    """
+    average, total = known_ops
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"`compression` must be Compression.sparse(...), Compression.none or Compression.fp16. "
+            f"Received: compression={compression!r}."
+        )
+    if op not in (average, total):
+        raise ValueError(f"`op` must be Average or Sum: Adasum has no sparse form. Received: op={op}.")
+    if predivide != 1.0 and op != average:
+        raise ValueError(f"`gradient_predivide_factor` needs op=Average. Received: {predivide!r} with op={op}.")
+    check_passes(passes)
+    own = getattr(config.memory, "momentum", None)
+    if own and isinstance(momentum, (int, float)) and momentum:
+        raise ValueError(
+            f"`memory` applies the momentum itself ({own}): give the optimizer momentum=0. "
+            f"Received: momentum={momentum!r}."
+        )
+    return bool(op == average)
+
+
 def _words(part: Any) -> str:
     settings = {name: value for name, value in sorted(getattr(part, "__dict__", {}).items()) if name[0] != "_"}
     words = ", ".join(f"{name}={_plain(value)}" for name, value in settings.items())

@@ -9,10 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hvd_sparse.buckets import Layout
+from hvd_sparse.config import Config
 from hvd_sparse.memories import Memory
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.schemes import Scheme
+from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.types import Array, Program, Reduced, Spec, State, World
+
+
+def bucket_exchange(layout: Layout, config: Config) -> Exchange:
+    """What `config` asks for, or the dense scheme for a bucket that is not worth compressing."""
+    if layout.dense:
+        return Exchange(layout.spec, Dense(), config.memory.for_dense())
+    return Exchange(layout.spec, config.scheme(), config.memory)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import tensorflow as tf
 from hvd_sparse.buckets import plan_buckets, split_evenly
 from hvd_sparse.controllers import Seen
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.exchange import bucket_exchange
 from hvd_sparse.metrics import Counters
 from hvd_sparse.ops.tensorflow import TensorFlowOps
+from hvd_sparse.saved_state import pack, unpack
 from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.tensorflow.bucket import Bucket
 from hvd_sparse.tensorflow.plan import Plan, plan_for_gradients, plan_for_variables
@@ -110,9 +111,7 @@ class Averager:
         grouped = split_evenly(parameters, groups) if groups else None
         self.buckets = []
         for layout in plan_buckets(parameters, config.bucket_bytes, config.min_size, grouped):
-            memory = config.memory.for_dense() if layout.dense else config.memory
-            exchange = Exchange(layout.spec, Dense() if layout.dense else config.scheme(), memory)
-            self.buckets.append(Bucket(layout, exchange, self.request.half))
+            self.buckets.append(Bucket(layout, bucket_exchange(layout, config), self.request.half))
             if self.loaded is not None:
                 self.buckets[-1].load(self.loaded["memory"], self.loaded["scheme"])
         choices = {name: "rows" if name in plan.rows else "dense" for name in plan.row_sparse}
@@ -166,6 +165,20 @@ class Averager:
         plan, self.controller_state = self.config.controller.decide(Seen(int(step)), self.controller_state)
         self.counters.density, self.counters.reason = plan.density, plan.reason
         return np.int32(self._ladder.index(plan.density))
+
+    def save(self) -> dict[str, Any]:
+        """What `load` takes; see `hvd_sparse.saved_state`."""
+        parts = [bucket.save() for bucket in self.buckets] or ([self.loaded] if self.loaded else [])
+        return pack(self.driver.world(int(self.step.numpy())), self.controller_state, parts)
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Take over a saved state, also before the variables are known."""
+        sizes = {slot.name: math.prod(slot.shape) for slot in self._plan.slots}
+        self.loaded = unpack(saved, self.driver.world(0), sizes)
+        self.step.assign(saved["num_exchanges"])
+        self.controller_state = dict(saved["controller"])
+        for bucket in self.buckets:
+            bucket.load(self.loaded["memory"], self.loaded["scheme"])
 
     def metrics(self) -> dict[str, Any]:
         """See `Counters.as_dict`. What hides behind backward is decided by TensorFlow and not measured."""

@@ -9,7 +9,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 
 from hvd_sparse.agreement import compare, next_prefix, statement
-from hvd_sparse.config import Config, sparse_config
+from hvd_sparse.config import Config, check_wrapping, sparse_config
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.tensorflow.texts import exchange_text
 
@@ -51,27 +51,11 @@ def check_request(
         config = sparse_config(density=1.0, memory="none", sparsifier="topk")
     else:
         config = sparse_config() if compression is None else compression
-    if not isinstance(config, Config):
-        raise TypeError(
-            f"`compression` must be Compression.sparse(...), Compression.none or Compression.fp16. "
-            f"Received: compression={compression!r}."
-        )
-    if op not in (hvd.Average, hvd.Sum):
-        raise ValueError(f"`op` must be Average or Sum: Adasum has no sparse form. Received: op={op}.")
-    if predivide != 1.0 and op != hvd.Average:
-        raise ValueError(f"`gradient_predivide_factor` needs op=Average. Received: {predivide!r} with op={op}.")
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"`backward_passes_per_step` must be an int, 1 or more. Received: {passes!r}.")
+    average = check_wrapping(config, compression, op, (hvd.Average, hvd.Sum), predivide, passes, momentum)
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
         raise ValueError(f"`groups` must be an int here: a number of buckets. Received: groups={groups!r}.")
-    own_momentum = getattr(config.memory, "momentum", None)
-    if own_momentum and isinstance(momentum, (int, float)) and momentum:
-        raise ValueError(
-            f"`memory` applies the momentum itself ({own_momentum}): give the optimizer momentum=0. "
-            f"Received: momentum={momentum!r}."
-        )
     half = compression is hvd.Compression.fp16
-    return WrapRequest(config, half, passes, op == hvd.Average, average_passes, groups or 0, sparse_as_dense)
+    return WrapRequest(config, half, passes, average, average_passes, groups or 0, sparse_as_dense)
 
 
 def agreed_driver(

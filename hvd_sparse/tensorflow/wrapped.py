@@ -17,8 +17,9 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util
 
 from hvd_sparse.metrics import Counters
-from hvd_sparse.tensorflow import state
+from hvd_sparse.saved_state import pack
 from hvd_sparse.tensorflow.averager import Averager
+from hvd_sparse.types import World
 
 _CLASSES: dict[type, type] = {}
 _OWN_ATTRIBUTES = ("averager", "wrap_request", "_exchange_when_clipping", "_exchanged_variables")
@@ -36,12 +37,13 @@ class Wrapped:
         return Counters(scheme="none", reason="one rank: nothing to exchange").as_dict(0, 0.0)
 
     def compression_state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, thresholds and counters; see `hvd_sparse.tensorflow.state`. Save one per rank."""
-        return state.save(self.averager)
+        """This rank's residuals, thresholds and counters; see `hvd_sparse.saved_state`. Save one per rank."""
+        return self.averager.save() if self.averager else pack(World(0, 1), {}, [])
 
     def load_compression_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take over what this rank saved. See `hvd_sparse.tensorflow.state` for a changed number of ranks."""
-        state.load(self.averager, saved)
+        """Take over what this rank saved. See `hvd_sparse.saved_state` for a changed number of ranks."""
+        if self.averager:
+            self.averager.load(saved)
 
     def close(self) -> None:
         """Stop averaging and become the plain optimizer again. Compile the model again afterwards."""

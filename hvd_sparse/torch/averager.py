@@ -9,17 +9,15 @@ from typing import Any
 
 import torch
 
-from hvd_sparse.buckets import Parameter, plan_buckets
 from hvd_sparse.config import Config
 from hvd_sparse.controllers import Seen
 from hvd_sparse.drivers.horovod_torch import HorovodTorch, text_program
-from hvd_sparse.exchange import Exchange
 from hvd_sparse.metrics import Counters
-from hvd_sparse.schemes.dense import Dense
-from hvd_sparse.torch.bucket import Bucket
+from hvd_sparse.saved_state import pack, unpack
+from hvd_sparse.torch.bucket import Bucket, make_buckets
 from hvd_sparse.torch.census import Census, census_program
 from hvd_sparse.torch.hooks import BackwardHooks
-from hvd_sparse.torch.rows import no_rows, sum_rows
+from hvd_sparse.torch.rows import has_nonzero, no_rows, sum_rows
 from hvd_sparse.types import HvdSparseError, num_kept
 
 _Param = Any  # torch.nn.Parameter; its grad may be None by type, but not where it is used here
@@ -123,7 +121,7 @@ class Averager:
 
     def _averages_are_kept(self) -> bool:
         grads = itertools.chain(self._before.values(), (p.grad for p in self.names if p not in self._touched))
-        return any(_has_nonzero(grad) for grad in grads if grad is not None)
+        return any(has_nonzero(grad) for grad in grads if grad is not None)
 
     def _feed(self, parameter: _Param) -> None:
         bucket = self._bucket_of.get(parameter)
@@ -176,12 +174,11 @@ class Averager:
         if active and not self._adding:  # gradients that no hook has seen: written by hand, for example
             self._touched.update(p for p in self.names if p.grad is not None)
         row_sparse = {p for p in self._touched if p.grad is not None and p.grad.is_sparse}
-        name = "census"
-        self.driver.start(name, census_program(list(self.names), self._touched, row_sparse, active, failure))
-        results: dict[str, Any] = {}
+        self.driver.start("census", census_program(list(self.names), self._touched, row_sparse, active, failure))
+        results = {}
         if not self.buckets:  # which gradients are row-sparse is known only now: plan, then exchange
             results = self.driver.finish()
-            self._find_row_sparse(results[name])
+            self._find_row_sparse(results["census"])
             self._plan_buckets([p for p in self.names if p.requires_grad and p not in self._row_sparse])
         for parameter in self._touched:
             self._feed(parameter)
@@ -191,10 +188,10 @@ class Averager:
         for parameter in self._row_sparse:
             self._start_rows(parameter)
         results.update(self.driver.finish())
-        for parameter in self._find_row_sparse(results[name]):
+        for parameter in self._find_row_sparse(results["census"]):
             self._start_rows(parameter)
         results.update(self.driver.finish())
-        census: Census = results[name]
+        census: Census = results["census"]
         if census.num_failed:
             reports = self.driver.run("failure", text_program(failure))
             raise HvdSparseError("; ".join(f"rank {r} failed: {text}" for r, text in enumerate(reports) if text))
@@ -225,24 +222,14 @@ class Averager:
             parameter.grad = grads[parameter] if before is None else grads[parameter] + before
 
     def _find_row_sparse(self, census: Census) -> list[_Param]:
-        new = [p for p in self.names if p in census.row_sparse and p not in self._row_sparse]
-        self._row_sparse += new
+        self._row_sparse += (new := [p for p in self.names if p in census.row_sparse and p not in self._row_sparse])
         return new
 
     def _plan_buckets(self, parameters: Sequence[_Param]) -> None:
-        known = {self.names[p]: p for p in parameters}
-        config = self.config
-        described = [
-            Parameter(name, p.numel(), p.dim(), f"{p.dtype} {p.device.type}", p.element_size())
-            for name, p in known.items()
-        ]
-        layouts = plan_buckets(described, config.bucket_bytes, config.min_size, self.groups, len(self.buckets))
-        for layout in layouts:
-            memory = config.memory.for_dense() if layout.dense else config.memory
-            exchange = Exchange(layout.spec, Dense() if layout.dense else config.scheme(), memory)
-            bucket = Bucket(layout, exchange, [known[member.name] for member in layout.members])
+        named = {self.names[parameter]: parameter for parameter in parameters}
+        for bucket in make_buckets(named, self.config, self.groups, first=len(self.buckets)):
             self.buckets.append(bucket)
-            self._bucket_of.update((p, bucket) for p in bucket.parameters)
+            self._bucket_of.update((parameter, bucket) for parameter in bucket.parameters)
             if self.loaded is not None:
                 bucket.load(self.loaded["memory"], self.loaded["scheme"])
 
@@ -277,6 +264,25 @@ class Averager:
         self._forget_gradients()
         self.averaged = False
 
+    def save(self) -> dict[str, Any]:
+        """What `load` takes; see `hvd_sparse.saved_state`."""
+        parts = [bucket.save() for bucket in self.buckets] or ([self.loaded] if self.loaded else [])
+        return pack(self.driver.world(self.num_exchanges), self.controller_state, parts)
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Take over a saved state, also before buckets are planned."""
+        self.loaded = unpack(saved, self.driver.world(0), {name: p.numel() for p, name in self.names.items()})
+        self.settle(used=False)
+        self.num_exchanges = saved["num_exchanges"]
+        self.controller_state = dict(saved["controller"])
+        for bucket in self.buckets:
+            bucket.load(self.loaded["memory"], self.loaded["scheme"])
+
+    def close(self) -> None:
+        """Average no more."""
+        self.closed = True
+        self.hooks.close()
+
     def metrics(self) -> dict[str, Any]:
         """See `Counters.as_dict`."""
         norm = sum(bucket.norm_squared() for bucket in self.buckets) ** 0.5
@@ -292,7 +298,3 @@ class Averager:
         counters.bytes_dense += 8 * elements * (size - 1) / size
         counters.exchange_seconds += now - self._started
         counters.exposed_seconds += now - waiting_since
-
-
-def _has_nonzero(grad: torch.Tensor) -> bool:
-    return bool((grad.coalesce().values() if grad.is_sparse else grad).any())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from hvd_sparse.buckets import Layout, Member
-from hvd_sparse.exchange import Exchange
+from hvd_sparse.buckets import Layout, Member, Parameter, plan_buckets
+from hvd_sparse.config import Config
+from hvd_sparse.exchange import Exchange, bucket_exchange
 from hvd_sparse.ops.torch import TorchOps
 from hvd_sparse.types import Program, Reduced, State, World
 
@@ -135,6 +137,21 @@ class Bucket:
             return self._own_x
         flat: torch.Tensor = self.reached[str(self.exchange.memory.accumulator)]
         return flat
+
+
+def make_buckets(
+    parameters: dict[str, torch.nn.Parameter], config: Config, groups: Sequence[Sequence[str]] | None, first: int
+) -> list[Bucket]:
+    """The buckets of these parameters (by name, in order of registration), numbered from `first`."""
+    described = [
+        Parameter(name, p.numel(), p.dim(), f"{p.dtype} {p.device.type}", p.element_size())
+        for name, p in parameters.items()
+    ]
+    buckets = []
+    for layout in plan_buckets(described, config.bucket_bytes, config.min_size, groups, first):
+        exchange = bucket_exchange(layout, config)
+        buckets.append(Bucket(layout, exchange, [parameters[member.name] for member in layout.members]))
+    return buckets
 
 
 def _part(flat: torch.Tensor, member: Member) -> torch.Tensor:

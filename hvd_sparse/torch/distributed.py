@@ -98,7 +98,12 @@ def DistributedOptimizer(
             groups=request.groups, sparse_as_dense=sparse_as_dense, grad_scaler=grad_scaler,
         )  # fmt: skip
         membership.register(averager, optimizer)
-    put_on(optimizer, request, averager)
+    try:
+        put_on(optimizer, request, averager)
+    except TypeError:
+        if averager:
+            averager.close()
+        raise
     if process_set.rank() == 0:
         elements = sum(parameter.numel() for parameter in request.names)
         _log.info(

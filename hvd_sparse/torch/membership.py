@@ -41,14 +41,13 @@ def register(averager: Averager, optimizer: torch.optim.Optimizer) -> None:
     for other, _ in live():
         shared = other.names.keys() & averager.names.keys()
         if shared and other.names.keys() != averager.names.keys():
-            averager.hooks.close()
+            averager.close()
             name = other.names[next(iter(shared))]
             raise ValueError(
                 f"Parameter {name!r} belongs to another wrapped optimizer as well. Call its close() first."
             )
         if shared:
-            other.hooks.close()
-            other.closed = True
+            other.close()
     if not _live:
         atexit.register(_say_farewell)
     _live.append((weakref.ref(averager), weakref.ref(optimizer)))

@@ -10,7 +10,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_sparse.buckets import Parameter, split_evenly
-from hvd_sparse.config import Config, sparse_config
+from hvd_sparse.config import Config, check_wrapping, sparse_config
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,10 @@ def check_request(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer. Received: {type(optimizer).__name__}.")
     config = sparse_config() if compression is None else compression
-    if not isinstance(config, Config):
-        raise TypeError(
-            f"`compression` must be Compression.sparse(...), Compression.none or Compression.fp16. "
-            f"Received: compression={compression!r}."
-        )
-    if op not in (hvd.Average, hvd.Sum):
-        raise ValueError(
-            f"`op` must be Average or Sum; for Adasum take compression=Compression.none. Received: op={op}."
-        )
-    if predivide != 1.0 and op != hvd.Average:
-        raise ValueError(f"`gradient_predivide_factor` needs op=Average. Received: {predivide!r} with op={op}.")
-    check_passes(passes)
-    own_momentum = getattr(config.memory, "momentum", None)
-    if own_momentum and any(group.get("momentum") for group in optimizer.param_groups):
-        raise ValueError(
-            f"`memory` applies the momentum itself ({own_momentum}): give the optimizer momentum=0. "
-            f"Received: momentum={optimizer.param_groups[0].get('momentum')!r}."
-        )
+    momentum = max((group.get("momentum") or 0.0 for group in optimizer.param_groups), default=0.0)
+    average = check_wrapping(config, compression, op, (hvd.Average, hvd.Sum), predivide, passes, momentum)
     names = _names(optimizer, named_parameters)
-    return WrapRequest(config, names, passes, op == hvd.Average, _groups(groups, names))
-
-
-def check_passes(passes: Any) -> int:
-    """`passes` if it is a number of backward passes."""
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"`backward_passes_per_step` must be an int, 1 or more. Received: {passes!r}.")
-    return passes
+    return WrapRequest(config, names, passes, average, _groups(groups, names))
 
 
 def _names(optimizer: torch.optim.Optimizer, named: Iterable[Any] | None) -> dict[torch.nn.Parameter, str]:

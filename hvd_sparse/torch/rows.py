@@ -51,6 +51,11 @@ def no_rows(parameter: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(nowhere, parameter.new_zeros((0, *parameter.shape[1:])), parameter.shape)
 
 
+def has_nonzero(grad: torch.Tensor) -> bool:
+    """Whether any element of a dense or row-sparse gradient differs from zero. Waits for the device."""
+    return bool((grad.coalesce().values() if grad.is_sparse else grad).any())
+
+
 def ladder(count: int) -> int:
     """The smallest of 8, 9, .. 16, 18, .. 32, 36, .. that is at least `count`: at most an eighth is padding.
 

@@ -11,10 +11,12 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvd_sparse.config import check_passes
 from hvd_sparse.metrics import Counters
-from hvd_sparse.torch import state
+from hvd_sparse.saved_state import pack
 from hvd_sparse.torch.averager import Averager
-from hvd_sparse.torch.request import WrapRequest, check_passes
+from hvd_sparse.torch.request import WrapRequest
+from hvd_sparse.types import World
 
 _CLASSES: dict[type, type] = {}
 
@@ -68,17 +70,18 @@ class Wrapped:
         return Counters(scheme="none", reason="one rank: nothing to exchange").as_dict(0, 0.0)
 
     def compression_state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, thresholds and counters; see `hvd_sparse.torch.state`. Save one per rank."""
-        return state.save(self.averager)
+        """This rank's residuals, thresholds and counters; see `hvd_sparse.saved_state`. Save one per rank."""
+        return self.averager.save() if self.averager else pack(World(0, 1), {}, [])
 
     def load_compression_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take over what this rank saved. See `hvd_sparse.torch.state` for a changed number of ranks."""
-        state.load(self.averager, saved)
+        """Take over what this rank saved. See `hvd_sparse.saved_state` for a changed number of ranks."""
+        if self.averager:
+            self.averager.load(saved)
 
     def close(self) -> None:
         """Stop averaging and become the plain optimizer again."""
         if self.averager:
-            self.averager.hooks.close()
+            self.averager.close()
         for handle in self.__dict__.pop("_step_hooks", ()):
             handle.remove()
         self.__dict__.update(averager=None, wrap_request=None)

@@ -23,6 +23,7 @@ LEVELS = {
     "metrics": 0,
     "buckets": 1,
     "agreement": 1,
+    "saved_state": 1,
     "ops": 1,
     "wire": 2,
     "sparsifiers": 3,
