@@ -15,6 +15,7 @@ from hvd_sparse.memories.none import NoMemory
 from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.types import check_count, check_positive
+from hvd_sparse.wire import WireFormat, wire_format
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def sparse_config(
     *,
     sparsifier: str | Sparsifier = "threshold",
     collective: None | str | Collective = None,
+    wire: None | str | WireFormat = None,
     memory: str | Memory = "residual",
     controller: None | Controller = None,
     warmup_steps: int = 0,
@@ -58,8 +60,10 @@ def sparse_config(
     Args:
         density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
         sparsifier: which entries: "threshold", "topk", "random_block", or an object of your own.
-        collective: how their sum travels: "allgather", "shared_allreduce", or an object. None takes the cheapest
-            that fits: "shared_allreduce" if the sparsifier's indices are equal on all ranks, else "allgather".
+        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", or an object. None takes
+            "shared_allreduce" if the sparsifier's indices are equal on all ranks, else "owner_reduce".
+        wire: how entries are written: "fp32" (8 bytes each, the default), "fp16" (6), "compact" (4). Rounding errors
+            stay in the memory.
         memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "none".
         controller: an object that decides the density; replaces `density` and `warmup_steps`.
         warmup_steps: exchanges over which the density falls to `density` in five stages; 0 for none.
@@ -85,12 +89,12 @@ def sparse_config(
         raise TypeError(f"`controller` must be an object, Warmup(0.01, 1000) say. Received: controller={controller!r}.")
     selection: Sparsifier = registry.create("sparsifier", sparsifier)
     if collective is None:
-        collective = "shared_allreduce" if selection.shared_indices else "allgather"
+        collective = "shared_allreduce" if selection.shared_indices else "owner_reduce"
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
         raise ValueError(f"`min_size` must be a number of elements, 0 or more. Received: min_size={min_size!r}.")
     config = Config(
         sparsifier=selection,
-        collective=registry.create("collective", collective),
+        collective=_collective(collective, wire),
         memory=registry.create("memory", memory),
         controller=registry.create("controller", controller),
         bucket_bytes=check_count(bucket_bytes, "bucket_bytes"),
@@ -99,6 +103,20 @@ def sparse_config(
     )
     config.scheme()  # refuses parts that do not work together
     return config
+
+
+def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Collective:
+    if wire is None:
+        return registry.create("collective", choice)
+    if not isinstance(choice, str):
+        raise ValueError(f"`wire` belongs to the collective: {type(choice).__name__}(wire=...). Received: {wire!r}.")
+    chosen = wire_format(wire)
+    if choice == "shared_allreduce":
+        raise ValueError(
+            f"`wire` is for collectives that send indices: sums on the way would round, and nobody could keep what "
+            f"they lose. Received: wire={wire!r} with collective='shared_allreduce'."
+        )
+    return registry.create("collective", choice, wire=chosen)
 
 
 def check_passes(passes: Any) -> int:

@@ -47,4 +47,4 @@ class Exchange:
 
     def commit(self, ops: Ops, reduced: Reduced, reached: State) -> State:
         """The state after the step was taken: `reached` less what was used."""
-        return {"memory": self.memory.update(ops, reduced.used, reached["memory"]), "scheme": reached["scheme"]}
+        return {"memory": self.memory.update(ops, reduced, reached["memory"]), "scheme": reached["scheme"]}

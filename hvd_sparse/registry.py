@@ -12,6 +12,7 @@ METHODS: dict[str, dict[str, str]] = {
         "random_block": "hvd_sparse.sparsifiers.random_block:RandomBlock",
     },
     "collective": {
+        "owner_reduce": "hvd_sparse.collectives.owner_reduce:OwnerReduce",
         "allgather": "hvd_sparse.collectives.allgather:AllGatherSum",
         "shared_allreduce": "hvd_sparse.collectives.shared_allreduce:SharedAllReduce",
     },
@@ -32,7 +33,7 @@ METHODS: dict[str, dict[str, str]] = {
 
 _INTERFACES = {
     "sparsifier": ("shared_indices", "blind", "init", "select"),
-    "collective": ("needs_shared_indices", "reduce"),
+    "collective": ("needs_shared_indices", "has_quotas", "reduce"),
     "memory": ("keys", "accumulator", "compensate", "update", "for_dense"),
     "controller": ("init", "decide"),
     "scheme": ("init", "reduce"),

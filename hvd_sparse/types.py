@@ -19,11 +19,15 @@ class HvdSparseError(RuntimeError):
 
 @dataclass(frozen=True)
 class Spec:
-    """A bucket: known before the first step and equal on every rank."""
+    """A bucket: known before the first step and equal on every rank.
+
+    `num_blocks`: the collective limits the entries of so many blocks of equal size, see `block_quota`.
+    """
 
     name: str
     size: int
     dtype: str = "float32"
+    num_blocks: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,15 @@ class Reduced:
         total: (n,) sum over ranks, bit-equal on all of them.
         used: the part of this rank's input that is inside `total`; None stands for all of it.
         finite: 0-d boolean, equal on all ranks: no rank contributed an infinity or NaN.
+        left: what stays of the input at the indices of `used`, like its values: rounding errors. None: nothing.
+        kept: (n,) all that stays with this rank, where it is not its input less `used`. None: it is.
     """
 
     total: Array
     used: Sparse | None
     finite: Any
+    left: Array | None = None
+    kept: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,21 @@ class World:
     step: Any = 0
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)
 
+    def place(self, group: str) -> tuple[int, int]:
+        """(rank, size) inside the group."""
+        return (self.rank, self.size) if group == "global" else self.groups[group]
+
 
 def num_kept(density: float, size: int) -> int:
     """k for a bucket of `size` elements: at least one entry, never more than there are."""
     # The guard against 0.07 * 100 == 7.000000000000001 and 0.29 * 100 == 28.999999999999996.
     return max(1, min(size, math.floor(density * size + 1e-9)))
+
+
+def block_quota(size: int, num_blocks: int, k: int) -> tuple[int, int]:
+    """Elements of a block, where the last ones may be shorter or empty, and the entries that each may send."""
+    block_size = -(-size // num_blocks)
+    return block_size, min(block_size, max(1, k // num_blocks))
 
 
 def check_density(density: Any, name: str = "density") -> float:

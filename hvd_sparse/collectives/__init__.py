@@ -13,9 +13,11 @@ class Collective(Protocol):
 
     Attributes:
         needs_shared_indices: works only if all ranks select the same coordinates.
+        has_quotas: takes only so many entries of every part of the bucket, so that a selection must be spread over it.
     """
 
     needs_shared_indices: bool
+    has_quotas: bool
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
         """`local`: at most k preselected entries of the accumulator `x` (n,)."""

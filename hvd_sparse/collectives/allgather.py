@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hvd_sparse import wire
 from hvd_sparse.collectives.requests import AllGather
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World
+from hvd_sparse.wire import WireFormat, message, wire_format
 
 
 class AllGatherSum:
@@ -13,6 +13,9 @@ class AllGatherSum:
 
     Traffic: 2k(P-1) words per rank and step, one collective of constant shape.
     Choose it for few ranks: one round, nothing is rejected. Avoid it when density > 1 / P: dense is then smaller.
+
+    Args:
+        wire: how entries are written, see `hvd_sparse.wire`: "fp32", "fp16", "compact".
 
     Reference: C. Renggli et al., SparCML, SC 2019, arXiv:1802.08021 (SSAR split-allgather is its larger sibling).
 
@@ -30,9 +33,19 @@ class AllGatherSum:
     """
 
     needs_shared_indices = False
+    has_quotas = False
+
+    def __init__(self, wire: str | WireFormat = "fp32") -> None:
+        self.wire = wire_format(wire)
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
-        packed = yield AllGather(wire.pack(ops, local, k), tag=f"pairs.k{k}", same_length=True)
-        blocks = wire.unpack(ops, packed, k, world.size)
-        finite = ops.all_finite(ops.concat([values for _, values in blocks]))
-        return Reduced(ops.scatter_sum(spec.size, blocks), used=local, finite=finite)
+        indices, values = message(ops, local, k)
+        words, arriving = self.wire.pack(ops, spec.size, indices, values)
+        everything = yield AllGather(words, tag=f"pairs.k{k}", same_length=True)
+        places, sent = self.wire.unpack(ops, spec.size, k, everything)
+        total = ops.scatter_sum(spec.size, [(places[rank], sent[rank]) for rank in range(world.size)])
+        used, left = local, None
+        if not self.wire.exact:
+            went = arriving[0, : ops.length(local.values)]
+            used, left = Sparse(local.indices, went, spec.size), local.values - went
+        return Reduced(total, used, ops.all_finite(sent), left)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 from hvd_sparse.types import Array
 
@@ -41,12 +41,12 @@ class AllGather:
 class AllToAll:
     """Send `splits[r]` leading rows to rank r, packed from the front in rank order.
 
-    `splits` is int32 (P,); `tensor` may be longer than their sum. Answer: (rows received in rank order, int32 (P,)
-    number received from each rank).
+    `splits` is a tuple of ints, or int32 (P,) where they depend on the data; `tensor` may be longer than their sum.
+    Answer: (rows received in rank order, int32 (P,) number received from each rank).
     """
 
     tensor: Array
-    splits: Array
+    splits: Any
     tag: str
     group: str = "global"
 

@@ -29,6 +29,7 @@ class SharedAllReduce:
     """
 
     needs_shared_indices = True
+    has_quotas = False
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
         total = yield AllReduce(local.values, tag=f"values.k{k}")

@@ -142,8 +142,12 @@ class HorovodTensorFlow:
         elif isinstance(request, AllToAll):
             splits = tf.cast(request.splits, tf.int32)
             answer, received = hvd.alltoall(tensor, splits=splits, **settings)
-            row_bytes = math.prod(tensor.shape[1:]) * tensor.dtype.size
-            self.num_bytes += row_bytes * tf.cast(tf.reduce_sum(splits) - splits[group.rank()], tf.float64)
+            if isinstance(request.splits, tuple):
+                num_rows = sum(request.splits) - request.splits[group.rank()]
+                answer = tf.ensure_shape(answer, [None, *tensor.shape[1:]])
+            else:
+                num_rows = tf.cast(tf.reduce_sum(splits) - splits[group.rank()], tf.float64)
+            self.num_bytes += math.prod(tensor.shape[1:]) * tensor.dtype.size * num_rows
             return tf.cast(answer, dtype), received
         else:
             self.num_bytes += num_bytes * (size > 1)

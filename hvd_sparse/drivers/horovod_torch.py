@@ -133,9 +133,10 @@ class HorovodTorch:
         if isinstance(request, AllGather):
             return hvd.allgather_async(tensor, name=name, process_set=group)
         if isinstance(request, AllToAll):
-            own = int(request.splits[group.rank()]) / max(1, tensor.shape[0])
-            self.num_bytes += _bytes(tensor) * (1 - own)
-            return hvd.alltoall_async(tensor, splits=request.splits, name=name, process_set=group)
+            splits = torch.as_tensor(request.splits, dtype=torch.int32)
+            row_bytes = _bytes(tensor) / max(1, tensor.shape[0])
+            self.num_bytes += row_bytes * (int(splits.sum()) - int(splits[group.rank()]))
+            return hvd.alltoall_async(tensor, splits=splits, name=name, process_set=group)
         self.num_bytes += _bytes(tensor)
         return hvd.broadcast_async(tensor, request.root, name=name, process_set=group)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
+from itertools import accumulate
 from typing import Any
 
 from hvd_sparse.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Request, num_words
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.ops.numpy import NumpyOps
-from hvd_sparse.types import HvdSparseError, Program, T
+from hvd_sparse.types import HvdSparseError, Program, T, World
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Round:
     tag: str
     shape: tuple[int, ...]
     words: tuple[float, ...]
+    group: str = "global"
 
 
 class Simulator:
@@ -38,6 +41,9 @@ class Simulator:
         size: P.
         link: gives every round a duration; `seconds` adds them up.
         ops: the library that the programs' arrays belong to.
+        groups: the sets of ranks that make up a group, {"local": [[0, 1], [2, 3]], "cross": [[0, 2], [1, 3]]} say;
+            every rank is in one set of each. `hosts` makes these two.
+        links: the links of groups that have others, by name.
 
     Words are counted as in the cost table of the algorithms' conventions: allreduce 2m(P-1)/P, allgather the other
     ranks' blocks, alltoall the larger of what goes to and comes from others, broadcast m.
@@ -47,10 +53,19 @@ class Simulator:
             request that Horovod would refuse.
     """
 
-    def __init__(self, size: int, link: Link | None = None, ops: Ops | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        link: Link | None = None,
+        ops: Ops | None = None,
+        groups: dict[str, list[list[int]]] | None = None,
+        links: dict[str, Link] | None = None,
+    ) -> None:
         self.size = size
         self.link = link
         self.ops = NumpyOps() if ops is None else ops
+        self.groups = {"global": [list(range(size))], **(groups or {})}
+        self.links = links or {}
         self.rounds: list[Round] = []
         self.seconds = 0.0
 
@@ -58,6 +73,12 @@ class Simulator:
     def words(self) -> float:
         """Words of the busiest rank over all rounds so far."""
         return max((sum(one.words[r] for one in self.rounds) for r in range(self.size)), default=0.0)
+
+    def world(self, rank: int, step: int = 0) -> World:
+        """What this rank knows about the others."""
+        sets = {name: next(ranks for ranks in sets if rank in ranks) for name, sets in self.groups.items()}
+        places = {name: (ranks.index(rank), len(ranks)) for name, ranks in sets.items() if name != "global"}
+        return World(rank, self.size, step, places)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """The ranks' results, in rank order."""
@@ -85,45 +106,62 @@ class Simulator:
             raise HvdSparseError(f"Ranks made different requests in round {len(self.rounds)}. {lines}.")
 
     def _answer(self, requests: list[Any]) -> list[Any]:
-        first, tensors = requests[0], [request.tensor for request in requests]
-        size = self.size
-        if first.group != "global":
-            raise ValueError(f"Only the group 'global' is simulated. Received: group={first.group!r} in {first.tag!r}.")
-        if isinstance(first, AllReduce):
-            combine = {"sum": self.ops.add, "max": self.ops.maximum, "min": self.ops.minimum}[first.op]
-            total = reduce(combine, tensors)
-            answers, words = [total] * size, [2 * num_words(t) * (size - 1) / size for t in tensors]
-        elif isinstance(first, AllGather):
-            gathered = self.ops.concat(tensors)
-            answers, words = [gathered] * size, [num_words(gathered) - num_words(t) for t in tensors]
-        elif isinstance(first, Broadcast):
-            answers, words = [tensors[first.root]] * size, [num_words(t) * (size > 1) for t in tensors]
-        else:
-            answers, words = self._all_to_all(requests)
-        self.rounds.append(Round(type(first).__name__, first.tag, tuple(tensors[0].shape), tuple(words)))
-        if self.link:
-            self.seconds += self.link.alpha_seconds + 4 * max(words) / self.link.bytes_per_second
+        first = requests[0]
+        if first.group not in self.groups:
+            raise ValueError(
+                f"`groups` must have the group that {first.tag!r} names. Received: {first.group!r}; known are "
+                f"{', '.join(self.groups)}."
+            )
+        answers: list[Any] = [None] * self.size
+        words = [0.0] * self.size
+        for ranks in self.groups[first.group]:
+            found, counted = self._answer_set([requests[rank] for rank in ranks])
+            for rank, answer, number in zip(ranks, found, counted):
+                answers[rank], words[rank] = answer, number
+        shape = tuple(first.tensor.shape)
+        self.rounds.append(Round(type(first).__name__, first.tag, shape, tuple(words), first.group))
+        link = self.links.get(first.group, self.link)
+        if link:
+            self.seconds += link.alpha_seconds + 4 * max(words) / link.bytes_per_second
         return answers
 
+    def _answer_set(self, requests: list[Any]) -> tuple[list[Any], list[float]]:
+        """Answers and words of the ranks that one collective connects."""
+        first, tensors, size = requests[0], [request.tensor for request in requests], len(requests)
+        if isinstance(first, AllReduce):
+            combine = {"sum": self.ops.add, "max": self.ops.maximum, "min": self.ops.minimum}[first.op]
+            return [reduce(combine, tensors)] * size, [2 * num_words(t) * (size - 1) / size for t in tensors]
+        if isinstance(first, AllGather):
+            gathered = self.ops.concat(tensors)
+            return [gathered] * size, [num_words(gathered) - num_words(t) for t in tensors]
+        if isinstance(first, Broadcast):
+            return [tensors[first.root]] * size, [num_words(t) * (size > 1) for t in tensors]
+        return self._all_to_all(requests)
+
     def _all_to_all(self, requests: list[AllToAll]) -> tuple[list[Any], list[float]]:
-        ranks = range(self.size)
+        ranks = range(len(requests))
         splits = [[int(count) for count in request.splits] for request in requests]
-        blocks = []
         for request, counts in zip(requests, splits):
-            if len(counts) != self.size or sum(counts) > int(request.tensor.shape[0]):
+            if len(counts) != len(ranks) or sum(counts) > int(request.tensor.shape[0]):
                 raise ValueError(
-                    f"`splits` must have one entry per rank ({self.size}) and add up to {request.tensor.shape[0]} rows "
-                    f"at most. Received: splits={counts} in {request.tag!r}."
+                    f"`splits` must have one entry per rank ({len(ranks)}) and add up to {request.tensor.shape[0]} "
+                    f"rows at most. Received: splits={counts} in {request.tag!r}."
                 )
-            edges = [sum(counts[:r]) for r in range(self.size + 1)]
-            blocks.append([request.tensor[edges[r] : edges[r + 1]] for r in ranks])
-        sent = [sum(num_words(blocks[r][s]) for s in ranks if s != r) for r in ranks]
-        received = [sum(num_words(blocks[s][r]) for s in ranks if s != r) for r in ranks]
-        answers = []
+        row_words = float(math.prod(int(width) for width in requests[0].tensor.shape[1:]))
+        edges = [[0, *accumulate(counts)] for counts in splits]
+        answers, words = [], []
         for r in ranks:
-            counts = self.ops.integers([splits[s][r] for s in ranks], requests[r].tensor)
-            answers.append((self.ops.concat([blocks[s][r] for s in ranks]), counts))
-        return answers, [max(pair) for pair in zip(sent, received)]
+            received = [splits[s][r] for s in ranks]
+            blocks = [requests[s].tensor[edges[s][r] : edges[s][r + 1]] for s in ranks]
+            answers.append((self.ops.concat(blocks), self.ops.integers(received, requests[r].tensor)))
+            words.append(row_words * (max(sum(splits[r]), sum(received)) - splits[r][r]))
+        return answers, words
+
+
+def hosts(num_hosts: int, slots: int) -> dict[str, list[list[int]]]:
+    """The groups "local" and "cross" of hosts with as many ranks each, numbered host by host."""
+    local = [[host * slots + slot for slot in range(slots)] for host in range(num_hosts)]
+    return {"local": local, "cross": [list(ranks) for ranks in zip(*local)]}
 
 
 def run(program: Program[T]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Sparse, State
+from hvd_sparse.types import Array, Reduced, State
 
 
 class Memory(Protocol):
@@ -27,8 +27,19 @@ class Memory(Protocol):
         `out` holds arrays like the state's that may be overwritten with the next state.
         """
 
-    def update(self, ops: Ops, used: Sparse | None, state: State) -> State:
-        """The state after `used` (None: everything) went out. May reuse the arrays of `state`."""
+    def update(self, ops: Ops, reduced: Reduced, state: State) -> State:
+        """The state after `reduced.used` went out. May reuse the arrays of `state`."""
 
     def for_dense(self) -> Memory:
         """The memory for a bucket that is always sent whole."""
+
+
+def remainder(ops: Ops, x: Array, reduced: Reduced) -> Array:
+    """What stays of the accumulator x (n,). May reuse its memory."""
+    if reduced.kept is not None:
+        return reduced.kept
+    if reduced.used is None:
+        return ops.zeros(ops.length(x), x)
+    if reduced.left is None:
+        return ops.clear(x, reduced.used.indices)
+    return ops.put(x, reduced.used.indices, reduced.left)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from hvd_sparse.memories import Memory
+from hvd_sparse.memories import Memory, remainder
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Sparse, State, check_positive
+from hvd_sparse.types import Array, Reduced, State, check_positive
 
 
 class Momentum:
@@ -68,13 +68,11 @@ class Momentum:
         accumulated = ops.add(state["accumulated"], moved, out=out["accumulated"])
         return accumulated, {"velocity": velocity, "accumulated": accumulated}
 
-    def update(self, ops: Ops, used: Sparse | None, state: State) -> State:
-        velocity, accumulated = state["velocity"], state["accumulated"]
-        if used is None:
-            return {"velocity": velocity, "accumulated": ops.zeros(ops.length(accumulated), accumulated)}
-        if self.masking:
-            velocity = ops.clear(velocity, used.indices)
-        return {"velocity": velocity, "accumulated": ops.clear(accumulated, used.indices)}
+    def update(self, ops: Ops, reduced: Reduced, state: State) -> State:
+        velocity = state["velocity"]
+        if self.masking and reduced.used is not None:
+            velocity = ops.clear(velocity, reduced.used.indices)
+        return {"velocity": velocity, "accumulated": remainder(ops, state["accumulated"], reduced)}
 
     def for_dense(self) -> Memory:
         return self

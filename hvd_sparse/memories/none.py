@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hvd_sparse.memories import Memory
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Sparse, State
+from hvd_sparse.types import Array, Reduced, State
 
 
 class NoMemory:
@@ -30,7 +30,7 @@ class NoMemory:
             return grad, state
         return ops.add(ops.zeros(ops.length(grad), grad), grad, alpha), state  # in float32: 16 bits would underflow
 
-    def update(self, ops: Ops, used: Sparse | None, state: State) -> State:
+    def update(self, ops: Ops, reduced: Reduced, state: State) -> State:
         return state
 
     def for_dense(self) -> Memory:

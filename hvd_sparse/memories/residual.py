@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hvd_sparse.memories import Memory
+from hvd_sparse.memories import Memory, remainder
 from hvd_sparse.memories.none import NoMemory
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Sparse, State
+from hvd_sparse.types import Array, Reduced, State
 
 
 class Residual:
@@ -19,10 +19,11 @@ class Residual:
     Example:
         >>> import numpy as np
         >>> from hvd_sparse.ops.numpy import NumpyOps
-        >>> from hvd_sparse.types import Sparse
+        >>> from hvd_sparse.types import Reduced, Sparse
         >>> ops, memory = NumpyOps(), Residual()
         >>> x, state = memory.compensate(ops, 1, np.float32([1, 2]), {"residual": np.float32([3, 0])})
-        >>> x, memory.update(ops, Sparse(np.array([0]), x[:1], 2), state)["residual"]
+        >>> sent = Reduced(np.float32([4, 0]), used=Sparse(np.array([0]), x[:1], 2), finite=True)
+        >>> x, memory.update(ops, sent, state)["residual"]
         (array([4., 2.], dtype=float32), array([0., 2.], dtype=float32))
     """
 
@@ -35,9 +36,8 @@ class Residual:
         x = ops.add(state["residual"], grad, alpha, out=out and out["residual"])
         return x, {"residual": x}
 
-    def update(self, ops: Ops, used: Sparse | None, state: State) -> State:
-        x = state["residual"]
-        return {"residual": ops.zeros(ops.length(x), x) if used is None else ops.clear(x, used.indices)}
+    def update(self, ops: Ops, reduced: Reduced, state: State) -> State:
+        return {"residual": remainder(ops, state["residual"], reduced)}
 
     def for_dense(self) -> Memory:
         return NoMemory()

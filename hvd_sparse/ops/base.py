@@ -13,7 +13,10 @@ from hvd_sparse.types import Array
 
 
 class Ops(Protocol):
-    """About twenty coarse operations on 1-D arrays. "Length" is an int, or a 0-d integer tensor while tracing."""
+    """Coarse operations on 1-D arrays, and a few on matrices: B messages, one in each row.
+
+    "Length" is an int, or a 0-d integer tensor while tracing.
+    """
 
     name: str
 
@@ -35,6 +38,15 @@ class Ops(Protocol):
     def concat(self, parts: Sequence[Array]) -> Array:
         """The parts, one after the other, along the first dimension."""
 
+    def join(self, parts: Sequence[Array]) -> Array:
+        """(B, sum of widths) matrices side by side."""
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """The same elements in another shape."""
+
+    def row_max(self, x: Array, least: int) -> Array:
+        """(B, 1) the largest integer of every row, or `least` if that is larger."""
+
     def pad(self, x: Array, length: int, fill: float) -> Array:
         """x, lengthened to `length` elements by `fill`."""
 
@@ -46,6 +58,20 @@ class Ops(Protocol):
 
     def largest(self, x: Array, indices: Array, k: int) -> Array:
         """At most k of the ascending `indices` into x, those of the largest |x|, ascending."""
+
+    def blocks(self, indices: Array, values: Array, num_blocks: int, size: int, quota: int) -> tuple[Array, Array]:
+        """Entries by block of `size` elements: of every block the `quota` largest values. Indices are ascending.
+
+        Returns:
+            (num_blocks, quota) ascending indices that count from the block's start, padded with `size`, and the values,
+            padded with 0.
+        """
+
+    def positions(self, mask: Array) -> Array:
+        """Ascending indices of what is true."""
+
+    def marks(self, n: int, indices: Array) -> Array:
+        """(n,) boolean: which indices occur, in whatever order and however often."""
 
     def kth_largest(self, x: Array, k: int) -> Any:
         """The k-th largest |x| (1 <= k <= n) as a scalar; NaN counts as the largest."""
@@ -63,6 +89,9 @@ class Ops(Protocol):
     def clear(self, x: Array, indices: Array) -> Array:
         """x with zeros at the indices. May reuse x's memory: rebind the result."""
 
+    def put(self, x: Array, indices: Array, values: Array) -> Array:
+        """x with the values at the unique indices. May reuse x's memory: rebind the result."""
+
     def searchsorted(self, ascending: Array, edges: Array) -> Array:
         """For each edge the number of elements of `ascending` that are less than it."""
 
@@ -74,6 +103,18 @@ class Ops(Protocol):
 
     def floats(self, bits: Array) -> Array:
         """The inverse of `bits`."""
+
+    def halves(self, values: Array) -> Array:
+        """(B, m / 2) int32: a matrix (B, m) rounded to float16, two to a word. m is even."""
+
+    def from_halves(self, words: Array) -> Array:
+        """The inverse of `halves`, as float32."""
+
+    def shorts(self, integers: Array) -> Array:
+        """(B, m / 2) int32: a matrix (B, m) of integers in [0, 65536), two to a word. m is even."""
+
+    def from_shorts(self, words: Array) -> Array:
+        """The inverse of `shorts`, as int32."""
 
     def as_int32(self, indices: Array) -> Array:
         """Indices as int32: for the wire."""

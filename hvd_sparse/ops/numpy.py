@@ -34,6 +34,15 @@ class NumpyOps:
     def concat(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)
 
+    def join(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts, axis=1)
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return x.reshape(shape)
+
+    def row_max(self, x: Array, least: int) -> Array:
+        return np.maximum(x.max(axis=1, keepdims=True), least)
+
     def pad(self, x: Array, length: int, fill: float) -> Array:
         return np.concatenate([x, np.full(length - len(x), fill, x.dtype)])
 
@@ -47,6 +56,23 @@ class NumpyOps:
     def largest(self, x: Array, indices: Array, k: int) -> Array:
         return indices if len(indices) <= k else indices[self.top_abs(x[indices], k)]
 
+    def blocks(self, indices: Array, values: Array, num_blocks: int, size: int, quota: int) -> tuple[Array, Array]:
+        block = indices // size
+        order = np.lexsort((-_magnitude(values), block))
+        place = np.arange(len(order)) - np.searchsorted(block, block)  # in its block, as `block` is in ascending order
+        kept = np.sort(order[place < quota])
+        block = block[kept]
+        slots = block * quota + np.arange(len(kept)) - np.searchsorted(block, block)
+        places, taken = np.full(num_blocks * quota, size, np.int32), np.zeros(num_blocks * quota, values.dtype)
+        places[slots], taken[slots] = indices[kept] - block * size, values[kept]
+        return places.reshape(num_blocks, quota), taken.reshape(num_blocks, quota)
+
+    def positions(self, mask: Array) -> Array:
+        return np.flatnonzero(mask)
+
+    def marks(self, n: int, indices: Array) -> Array:
+        return np.isin(np.arange(n), indices)
+
     def kth_largest(self, x: Array, k: int) -> Any:
         return float(np.sort(_magnitude(x))[-k])
 
@@ -55,13 +81,17 @@ class NumpyOps:
 
     def scatter_sum(self, n: int, blocks: Sequence[tuple[Array, Array]]) -> Array:
         total = np.zeros(n + 1, blocks[0][1].dtype)
-        for indices, values in blocks:
-            np.add.at(total, indices, values)
+        np.add.at(total, np.concatenate([i for i, _ in blocks]), np.concatenate([values for _, values in blocks]))
         return total[:n]
 
     def clear(self, x: Array, indices: Array) -> Array:
         x = x.copy()
         x[indices] = 0
+        return x
+
+    def put(self, x: Array, indices: Array, values: Array) -> Array:
+        x = x.copy()
+        x[indices] = values
         return x
 
     def searchsorted(self, ascending: Array, edges: Array) -> Array:
@@ -75,6 +105,18 @@ class NumpyOps:
 
     def floats(self, bits: Array) -> Array:
         return bits.view(np.float32)
+
+    def halves(self, values: Array) -> Array:
+        return np.ascontiguousarray(values, np.float16).view(np.int32)
+
+    def from_halves(self, words: Array) -> Array:
+        return np.ascontiguousarray(words).view(np.float16).astype(np.float32)
+
+    def shorts(self, integers: Array) -> Array:
+        return np.ascontiguousarray(integers, np.uint16).view(np.int32)
+
+    def from_shorts(self, words: Array) -> Array:
+        return np.ascontiguousarray(words).view(np.uint16).astype(np.int32)
 
     def as_int32(self, indices: Array) -> Array:
         return indices.astype(np.int32)

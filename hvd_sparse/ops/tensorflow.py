@@ -30,6 +30,8 @@ class TensorFlowOps:
         return tf.zeros([n], tf.float32)
 
     def integers(self, values: Sequence[int], like: Array) -> Array:
+        if all(isinstance(value, int) for value in values):
+            return tf.constant(values, tf.int32)
         return tf.stack([tf.cast(value, tf.int32) for value in values])
 
     def add(self, x: Array, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
@@ -45,6 +47,15 @@ class TensorFlowOps:
 
     def concat(self, parts: Sequence[Array]) -> Array:
         return tf.concat(list(parts), 0)
+
+    def join(self, parts: Sequence[Array]) -> Array:
+        return tf.concat(list(parts), 1)
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return tf.reshape(x, shape)
+
+    def row_max(self, x: Array, least: int) -> Array:
+        return tf.maximum(tf.reduce_max(x, axis=1, keepdims=True), least)
 
     def pad(self, x: Array, length: int, fill: float) -> Array:
         if x.shape[0] == length:
@@ -71,6 +82,28 @@ class TensorFlowOps:
             return tf.cond(surplus, trimmed, lambda: indices)
         return trimmed() if surplus else indices
 
+    def blocks(self, indices: Array, values: Array, num_blocks: int, size: int, quota: int) -> tuple[Array, Array]:
+        edges = tf.searchsorted(indices, tf.range(num_blocks + 1, dtype=indices.dtype) * size)
+        rows = tf.RaggedTensor.from_row_splits(_magnitude(values), edges, validate=False).to_tensor(-1)
+        rows = tf.pad(rows, [[0, 0], [0, tf.maximum(quota - tf.shape(rows)[1], 0)]], constant_values=-1)
+        limit = _kth_largest(rows, quota)[:, tf.newaxis]
+        larger, equal = rows > limit, tf.equal(rows, limit) & (rows >= 0)
+        wanted = quota - tf.math.count_nonzero(larger, axis=1, keepdims=True, dtype=tf.int32)
+        keep = larger | (equal & (tf.cumsum(tf.cast(equal, tf.int32), axis=1) <= wanted))
+        places = tf.cast(tf.where(keep), tf.int32)
+        block = places[:, 0]
+        taken = tf.gather(edges, block) + places[:, 1]
+        slots = block * quota + tf.gather_nd(tf.cumsum(tf.cast(keep, tf.int32), axis=1), places) - 1
+        starts = _spread(slots, tf.gather(indices, taken) - block * size, num_blocks * quota, size)
+        sent = _spread(slots, tf.gather(values, taken), num_blocks * quota, 0)
+        return tf.reshape(starts, [num_blocks, quota]), tf.reshape(sent, [num_blocks, quota])
+
+    def positions(self, mask: Array) -> Array:
+        return _positions(mask)
+
+    def marks(self, n: int, indices: Array) -> Array:
+        return _spread(indices, True, n, False)
+
     def kth_largest(self, x: Array, k: int) -> Any:
         """As float64, in which a threshold can be scaled with the accuracy of a Python float."""
         bits = tf.minimum(_kth_largest(_magnitude(x), k), _bits(tf.constant(float("inf"), x.dtype)))
@@ -92,14 +125,10 @@ class TensorFlowOps:
 
     def clear(self, x: Array, indices: Array) -> Array:
         # A mask: less than half the price of tensor_scatter_nd_update or tf.where.
-        kept = tf.raw_ops.SparseToDense(
-            sparse_indices=indices,
-            output_shape=tf.cast(tf.shape(x), indices.dtype),
-            sparse_values=tf.zeros([], x.dtype),
-            default_value=tf.ones([], x.dtype),
-            validate_indices=False,
-        )
-        return tf.math.multiply_no_nan(x, kept)
+        return tf.math.multiply_no_nan(x, _spread(indices, tf.zeros([], x.dtype), self.length(x), 1))
+
+    def put(self, x: Array, indices: Array, values: Array) -> Array:
+        return tf.tensor_scatter_nd_update(x, indices[:, tf.newaxis], values)
 
     def searchsorted(self, ascending: Array, edges: Array) -> Array:
         return tf.searchsorted(ascending, tf.cast(edges, ascending.dtype))
@@ -113,6 +142,18 @@ class TensorFlowOps:
 
     def floats(self, bits: Array) -> Array:
         return tf.bitcast(bits, tf.float32)
+
+    def halves(self, values: Array) -> Array:
+        return _in_pairs(tf.cast(values, tf.float16))
+
+    def from_halves(self, words: Array) -> Array:
+        return tf.cast(tf.reshape(tf.bitcast(words, tf.float16), [-1, 2 * words.shape[1]]), tf.float32)
+
+    def shorts(self, integers: Array) -> Array:
+        return _in_pairs(tf.cast(integers, tf.uint16))
+
+    def from_shorts(self, words: Array) -> Array:
+        return tf.cast(tf.reshape(tf.bitcast(words, tf.uint16), [-1, 2 * words.shape[1]]), tf.int32)
 
     def as_int32(self, indices: Array) -> Array:
         return tf.cast(indices, tf.int32)
@@ -159,9 +200,27 @@ def _positions(mask: Array) -> Array:
 
 
 def _kth_largest(magnitude: Array, k: int) -> Array:
+    """Of the last dimension."""
     if _has_gpu():  # where NthElement does not exist
-        return tf.reduce_min(tf.math.top_k(magnitude, k, sorted=False).values)
-    return tf.raw_ops.NthElement(input=magnitude, n=tf.shape(magnitude)[0] - k)  # one third of the time of top_k
+        return tf.reduce_min(tf.math.top_k(magnitude, k, sorted=False).values, axis=-1)
+    return tf.raw_ops.NthElement(input=magnitude, n=tf.shape(magnitude)[-1] - k)  # one third of the time of top_k
+
+
+def _spread(indices: Array, values: Any, n: int, fill: Any) -> Array:
+    """(n,) the values at the indices, `fill` elsewhere."""
+    values = tf.convert_to_tensor(values)
+    return tf.raw_ops.SparseToDense(
+        sparse_indices=indices,
+        output_shape=tf.cast(tf.stack([n]), indices.dtype),
+        sparse_values=values,
+        default_value=tf.cast(fill, values.dtype),
+        validate_indices=False,
+    )
+
+
+def _in_pairs(matrix: Array) -> Array:
+    """Two 16-bit elements to an int32."""
+    return tf.bitcast(tf.reshape(matrix, [-1, matrix.shape[1] // 2, 2]), tf.int32)
 
 
 def _first_k(indices: Array, magnitude: Array, limit: Array, k: int) -> Array:

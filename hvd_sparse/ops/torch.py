@@ -29,7 +29,7 @@ class TorchOps:
 
     def __init__(self, reuse: bool = False) -> None:
         self.reuse = reuse
-        self._total: Array | None = None
+        self._totals: dict[int, Array] = {}  # by n
 
     def zeros(self, n: Any, like: Array | None = None) -> Array:
         return torch.zeros(n, dtype=torch.float32, device=None if like is None else like.device)
@@ -48,6 +48,15 @@ class TorchOps:
 
     def concat(self, parts: Sequence[Array]) -> Array:
         return torch.cat(list(parts))
+
+    def join(self, parts: Sequence[Array]) -> Array:
+        return torch.cat(list(parts), dim=1)
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return x.reshape(shape)
+
+    def row_max(self, x: Array, least: int) -> Array:
+        return x.amax(dim=1, keepdim=True).clamp(min=least)
 
     def pad(self, x: Array, length: int, fill: float) -> Array:
         missing = length - x.shape[0]
@@ -69,7 +78,7 @@ class TorchOps:
         magnitude = np.empty(min(_PIECE, len(flat)), np.float32)
         below = np.empty(len(magnitude), bool)
         found = []
-        for start in range(0, len(flat), _PIECE):
+        for start in range(0, max(1, len(flat)), _PIECE):
             piece = flat[start : start + _PIECE]
             small = np.less_equal(np.abs(piece, out=magnitude[: len(piece)]), limit, out=below[: len(piece)])
             found.append(np.flatnonzero(np.logical_not(small, out=small)) + start)
@@ -85,6 +94,32 @@ class TorchOps:
         keep[np.argpartition(_magnitude(x[indices]), surplus)[:surplus]] = False
         return indices[torch.from_numpy(keep)]
 
+    def blocks(self, indices: Array, values: Array, num_blocks: int, size: int, quota: int) -> tuple[Array, Array]:
+        if values.device.type != "cpu":
+            return _blocks_by_sorting(indices, values, num_blocks, size, quota)
+        found, flat = indices.numpy(), values.detach().numpy()
+        edges = np.searchsorted(found, np.arange(num_blocks + 1) * size)
+        keep = np.ones(len(found), bool)
+        for full in np.flatnonzero(np.diff(edges) > quota):
+            inside = slice(edges[full], edges[full + 1])
+            surplus = edges[full + 1] - edges[full] - quota
+            keep[inside][np.argpartition(_magnitude(flat[inside]), surplus)[:surplus]] = False
+        counts = np.minimum(np.diff(edges), quota)
+        block = np.repeat(np.arange(num_blocks), counts)
+        slots = np.arange(counts.sum()) + block * quota - np.repeat(np.cumsum(counts) - counts, counts)
+        places, taken = np.full(num_blocks * quota, size, np.int32), np.zeros(num_blocks * quota, np.float32)
+        places[slots], taken[slots] = found[keep] - block * size, flat[keep]
+        shape = (num_blocks, quota)
+        return torch.from_numpy(places).view(shape), torch.from_numpy(taken).view(shape)
+
+    def positions(self, mask: Array) -> Array:
+        if mask.device.type != "cpu":
+            return torch.nonzero(mask).view(-1)
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+
+    def marks(self, n: int, indices: Array) -> Array:
+        return torch.zeros(n, dtype=torch.bool, device=indices.device).index_fill_(0, indices.long(), True)
+
     def kth_largest(self, x: Array, k: int) -> Any:
         if x.device.type != "cpu":
             return torch.topk(x.abs(), k, sorted=False).values.min()
@@ -94,8 +129,7 @@ class TorchOps:
         return torch.index_select(x, 0, indices)
 
     def scatter_sum(self, n: int, blocks: Sequence[tuple[Array, Array]]) -> Array:
-        total, self._total = self._total, None
-        like = blocks[0][1]
+        total, like = self._totals.pop(n, None), blocks[0][1]
         if total is None or (total.shape[0], total.device, total.dtype) != (n + 1, like.device, like.dtype):
             total = like.new_zeros(n + 1)
         else:
@@ -103,15 +137,18 @@ class TorchOps:
         for indices, values in blocks:
             total.index_add_(0, indices, values)
         if self.reuse:
-            self._total = total
+            self._totals[n] = total
         return total[:n]
 
     def forget(self) -> None:
         """Let the next `scatter_sum` use fresh memory: somebody still holds the previous result."""
-        self._total = None
+        self._totals.clear()
 
     def clear(self, x: Array, indices: Array) -> Array:
         return x.index_fill_(0, indices.long(), 0)
+
+    def put(self, x: Array, indices: Array, values: Array) -> Array:
+        return x.index_copy_(0, indices.long(), values)
 
     def searchsorted(self, ascending: Array, edges: Array) -> Array:
         return torch.searchsorted(ascending, edges).int()
@@ -124,6 +161,18 @@ class TorchOps:
 
     def floats(self, bits: Array) -> Array:
         return bits.view(torch.float32)
+
+    def halves(self, values: Array) -> Array:
+        return values.half().contiguous().view(torch.int32)
+
+    def from_halves(self, words: Array) -> Array:
+        return words.contiguous().view(torch.float16).float()
+
+    def shorts(self, integers: Array) -> Array:
+        return integers.short().contiguous().view(torch.int32)
+
+    def from_shorts(self, words: Array) -> Array:
+        return words.contiguous().view(torch.int16).int() & 0xFFFF
 
     def as_int32(self, indices: Array) -> Array:
         return indices.int()
@@ -150,8 +199,23 @@ class TorchOps:
         return torch.dot(x, x)
 
 
+def _blocks_by_sorting(indices: Array, values: Array, num_blocks: int, size: int, quota: int) -> tuple[Array, Array]:
+    """`TorchOps.blocks` without a look at the data from the CPU."""
+    order = torch.nan_to_num(values.abs(), nan=torch.inf, posinf=torch.inf).argsort(descending=True)
+    block = torch.div(indices, size, rounding_mode="floor")
+    order = order[block[order].argsort(stable=True)]
+    block = block[order]
+    place = torch.arange(len(order), device=values.device) - torch.searchsorted(block, block)
+    slots = torch.where(place < quota, block * quota + place, num_blocks * quota)
+    places = torch.full((num_blocks * quota + 1,), size, dtype=torch.int32, device=values.device)
+    taken = values.new_zeros(num_blocks * quota + 1)
+    places[slots], taken[slots] = (indices[order] - block * size).int(), values[order]
+    places, by_index = places[:-1].view(num_blocks, quota).sort(dim=1)
+    return places, taken[:-1].view(num_blocks, quota).gather(1, by_index)
+
+
 def _magnitude(x: Array) -> Any:
     """|x| as a new NumPy array, with infinity for NaN: nothing is larger."""
-    magnitude = np.abs(x.detach().numpy())
+    magnitude = np.abs(x if isinstance(x, np.ndarray) else x.detach().numpy())
     np.copyto(magnitude, np.inf, where=np.isnan(magnitude))
     return magnitude

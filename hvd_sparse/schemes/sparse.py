@@ -20,7 +20,8 @@ class SparseSum:
         rescale: multiply the sum by n / k, which makes a blind selection without error feedback unbiased.
 
     Raises:
-        ValueError: the collective needs shared indices and the sparsifier has none, or `rescale` without `blind`.
+        ValueError: the collective needs shared indices and the sparsifier has none, or has quotas and the indices are
+            shared, or `rescale` without `blind`.
 
     Example:
         >>> import numpy as np
@@ -43,6 +44,11 @@ class SparseSum:
                 f"This collective needs a sparsifier whose indices are equal on all ranks (random_block, for example), "
                 f"or choose collective='allgather'. Received: {names}."
             )
+        if collective.has_quotas and sparsifier.shared_indices:
+            raise ValueError(
+                f"This collective limits the entries of every part of the bucket and would drop most of a selection "
+                f"that all ranks share: choose collective='shared_allreduce'. Received: {names}."
+            )
         if rescale and not sparsifier.blind:
             raise ValueError(f"`rescale` is for selections that ignore the values. Received: {names}.")
         self.sparsifier = sparsifier
@@ -58,6 +64,8 @@ class SparseSum:
         if k >= spec.size:
             reduced, _ = yield from Dense().reduce(ops, world, spec, x, k, {})
             return reduced, state
+        if self.collective.has_quotas:
+            spec = replace(spec, num_blocks=world.size)
         indices, state = yield from self.sparsifier.select(ops, world, spec, x, k, state)
         values = ops.gather(x, indices)
         if self.sparsifier.blind or self.sparsifier.shared_indices:

@@ -23,4 +23,7 @@ class Sparsifier(Protocol):
         """State before the first step: floats or 0-d arrays."""
 
     def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
-        """At most k unique indices into x (n,), and the next state. May communicate."""
+        """At most k unique indices into x (n,), and the next state. May communicate.
+
+        `spec.num_blocks` tells of quotas. A selection that does not care for them is trimmed to them.
+        """

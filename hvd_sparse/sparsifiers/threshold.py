@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_sparse.ops.base import Ops
+from hvd_sparse.sparsifiers.topk import TopK
 from hvd_sparse.types import Array, Program, Spec, State, World, check_count, check_positive
 
 _NUM_RUNS = 64  # parts of the bucket that are sampled with different phases
-_BELOW = 1 - 1e-6  # so that elements equal to the estimate are selected: often there are many, or only such
+_BELOW = 1 - 1e-6  # so that elements equal to the limit are selected: often there are many, or only such
 _LARGEST = 3.4028234e38  # of float32: an infinity is above it, whatever the estimate
 
 
@@ -60,12 +61,18 @@ class Threshold:
         stride = int(wanted / self.min_hits) | 1  # odd: an even stride would meet the same columns of every row
         num_sampled = spec.size // stride - 1  # the shift may cost one
         if stride == 1 or num_sampled < _NUM_RUNS:
-            return ops.top_abs(x, k), {"count": k}
+            selected, _ = yield from TopK().select(ops, world, spec, x, k, {})
+            return selected, {"count": k}
         expected = max(1, min(num_sampled, round(wanted / stride)))
         estimate = ops.kth_largest(_sample(ops, x, stride, num_sampled, world.step), expected)
-        found = ops.above(x, ops.clip(estimate * _BELOW, 0.0, _LARGEST))
-        return ops.largest(x, found, k), {"count": ops.length(found)}
-        yield  # a program that asks for nothing
+        found = at_least(ops, x, estimate)
+        kept = ops.largest(x, found, k) if spec.num_blocks == 1 else found  # which the quotas trim
+        return kept, {"count": ops.length(found)}
+
+
+def at_least(ops: Ops, x: Array, magnitude: Any) -> Array:
+    """Ascending indices where |x| reaches `magnitude`, or is not finite."""
+    return ops.above(x, ops.clip(magnitude * _BELOW, 0.0, _LARGEST))
 
 
 def _sample(ops: Ops, x: Array, stride: int, num_sampled: int, step: Any) -> Array:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Program, Spec, State, World
+from hvd_sparse.types import Array, Program, Spec, State, World, block_quota
 
 
 class TopK:
-    """The k largest magnitudes of this rank's bucket.
+    """The k largest magnitudes of this rank's bucket, or of its blocks where the collective has quotas.
 
     Traffic: none of its own; with allgather 2k(P-1) words per rank and step.
     Choose it when buckets are small or exactness matters (tests, studies). Avoid it on large buckets on a CPU: an
@@ -35,5 +35,9 @@ class TopK:
         return {}
 
     def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
-        return ops.top_abs(x, k), state
+        if spec.num_blocks == 1:
+            return ops.top_abs(x, k), state
+        size, quota = block_quota(spec.size, spec.num_blocks, k)
+        blocks = [(start, min(size, spec.size - start)) for start in range(0, spec.size, size)]
+        return ops.concat([ops.top_abs(x[s : s + length], min(quota, length)) + s for s, length in blocks]), state
         yield  # a program that asks for nothing

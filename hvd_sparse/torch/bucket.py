@@ -94,8 +94,9 @@ class Bucket:
         spare = self.state["memory"]
         self.state = self.exchange.commit(self.ops, reduced, reached)
         for key, flat in self.state["memory"].items():
-            for member in self._absent:
-                _part(flat, member).copy_(_part(spare[key], member))
+            for member in self._absent:  # it sent zeros: what is left there belongs to other ranks' entries
+                part, before = _part(flat, member), _part(spare[key], member)
+                part.add_(before) if key == self.exchange.memory.accumulator else part.copy_(before)
         self.reached = spare
         self._outcome = None
 

@@ -7,6 +7,7 @@ import pytest
 
 from hvd_sparse import registry
 from hvd_sparse.collectives.allgather import AllGatherSum
+from hvd_sparse.collectives.owner_reduce import OwnerReduce
 from hvd_sparse.collectives.shared_allreduce import SharedAllReduce
 from hvd_sparse.config import sparse_config
 from hvd_sparse.controllers import Plan, Seen
@@ -23,7 +24,7 @@ from hvd_sparse.sparsifiers.topk import TopK
 class Own:
     """A third party's part of every kind. No registration, no base class."""
 
-    shared_indices = blind = needs_shared_indices = False
+    shared_indices = blind = needs_shared_indices = has_quotas = False
     keys, accumulator = (), None
 
     def init(self, *args):
@@ -58,7 +59,7 @@ class Slotted(Own):
 def test_defaults():
     config = sparse_config()
     types = [type(part) for part in (config.sparsifier, config.collective, config.memory, config.controller)]
-    assert types == [Threshold, AllGatherSum, Residual, Fixed]
+    assert types == [Threshold, OwnerReduce, Residual, Fixed]
     assert config.controller.decide(Seen(0), {})[0].density == 0.01
     assert not config.scheme().rescale
 

@@ -9,7 +9,7 @@ from methods import parts
 
 from hvd_sparse.memories.none import NoMemory
 from hvd_sparse.memories.residual import Residual
-from hvd_sparse.types import Sparse
+from hvd_sparse.types import Reduced, Sparse
 
 every_memory = pytest.mark.parametrize(
     "memory", [part for _, part in parts("memory")], ids=[n for n, _ in parts("memory")]
@@ -59,20 +59,26 @@ def test_scaling_is_the_same_as_a_scaled_gradient(memory, backend):
 def test_only_what_was_used_is_cleared(memory, backend):
     values = floats(1, 2, 3, 4)
     used = Sparse(backend.array(frozen([1, 3], np.int64)), backend.array(floats(2, 4)), 4)
-    after = memory.update(backend.ops, used, state_of(memory, backend, *values))
+    after = memory.update(backend.ops, Reduced(None, used, True), state_of(memory, backend, *values))
     if memory.accumulator:
         assert backend.numpy(after[memory.accumulator]).tolist() == [1, 0, 3, 0]
-        everything = memory.update(backend.ops, None, state_of(memory, backend, *values))
+        everything = memory.update(backend.ops, Reduced(None, None, True), state_of(memory, backend, *values))
         assert backend.numpy(everything[memory.accumulator]).tolist() == [0, 0, 0, 0]
     assert after.keys() == set(memory.keys)
 
 
 @every_memory
 def test_values_are_cleared_and_not_subtracted(memory, backend):
-    """What travelled may have been rounded on the way: the entry is zero afterwards all the same."""
+    """What travelled may have been rounded on the way: the entry is zero afterwards, unless something is left."""
     used = Sparse(backend.array(frozen([0], np.int64)), backend.array(floats(0.999)), 2)
-    after = memory.update(backend.ops, used, state_of(memory, backend, 1, 1))
+    after = memory.update(backend.ops, Reduced(None, used, True), state_of(memory, backend, 1, 1))
     assert not memory.accumulator or backend.numpy(after[memory.accumulator]).tolist() == [0, 1]
+    left = Reduced(None, used, True, left=backend.array(floats(0.25)))
+    after = memory.update(backend.ops, left, state_of(memory, backend, 1, 1))
+    assert not memory.accumulator or backend.numpy(after[memory.accumulator]).tolist() == [0.25, 1]
+    kept = Reduced(None, used, True, kept=backend.array(floats(5, 6)))
+    after = memory.update(backend.ops, kept, state_of(memory, backend, 1, 1))
+    assert not memory.accumulator or backend.numpy(after[memory.accumulator]).tolist() == [5, 6]
 
 
 @every_memory
@@ -85,7 +91,7 @@ def test_a_bucket_that_is_always_sent_whole(memory, backend):
         for grad in grads:
             x, state = part.compensate(backend.ops, 1, backend.array(grad), state)
             seen.append(np.array(backend.numpy(x)))
-            state = part.update(backend.ops, None, state)
+            state = part.update(backend.ops, Reduced(None, None, True), state)
         results.append(seen)
     for one, other in zip(*results):
         assert_bits_equal(one, other)

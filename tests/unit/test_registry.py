@@ -18,6 +18,7 @@ from hvd_sparse.types import Spec
 
 # Words per rank and step: the bar of each collective, and of each scheme that stands alone.
 BARS = {
+    "owner_reduce": lambda n, k, size: 4 * (k // size) * (size - 1),
     "allgather": lambda n, k, size: 2 * k * (size - 1),
     "shared_allreduce": lambda n, k, size: 2 * k * (size - 1) / size,
     "dense": lambda n, k, size: 2 * n * (size - 1) / size,

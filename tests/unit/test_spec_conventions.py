@@ -8,7 +8,6 @@ from helpers import E4, Ranks, assert_bits_equal, floats, frozen, total_words
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_sparse import wire
 from hvd_sparse.collectives.allgather import AllGatherSum
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.memories.residual import Residual
@@ -16,6 +15,7 @@ from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.sparsifiers.topk import TopK
 from hvd_sparse.types import Sparse, Spec, check_density, num_kept
+from hvd_sparse.wire import FP16, FP32, Compact, message
 
 SPEC = Spec("b", 16)
 
@@ -68,27 +68,32 @@ def test_payloads_of_nan_survive_the_wire(backend):
         np.array([0x7FC0BEEF, -0x400001, 0x7F800001, 0x00000001], np.int64).astype(np.int32).view(np.float32)
     )
     entries = Sparse(backend.array(frozen([1, 5, 6, 9], np.int64)), backend.array(values), 16)
-    ((indices, received),) = wire.unpack(backend.ops, wire.pack(backend.ops, entries, 4), 4, 1)
-    assert_bits_equal(backend.numpy(received), values)
-    assert_bits_equal(backend.numpy(indices), np.array([1, 5, 6, 9], np.int32))
+    words, _ = FP32().pack(backend.ops, 16, *message(backend.ops, entries, 4))
+    indices, received = FP32().unpack(backend.ops, 16, 4, words)
+    assert_bits_equal(backend.numpy(received)[0], values)
+    assert_bits_equal(backend.numpy(indices)[0], np.array([1, 5, 6, 9], np.int32))
 
 
 @given(count=st.integers(0, 5), k=st.integers(5, 9), blocks=st.integers(1, 3))
 def test_packing(backend, count, k, blocks):
     indices, values = frozen(np.arange(count) * 3, np.int64), frozen(np.arange(count) - 1.5, np.float32)
-    packed = wire.pack(backend.ops, Sparse(backend.array(indices), backend.array(values), 16), k)
-    assert backend.numpy(packed).dtype == np.int32
-    assert backend.numpy(packed).shape == (2 * k,)
-    for got_indices, got_values in wire.unpack(backend.ops, backend.ops.concat([packed] * blocks), k, blocks):
-        assert backend.numpy(got_indices).tolist() == [*indices.tolist(), *[16] * (k - count)]
-        assert backend.numpy(got_values).tolist() == [*values.tolist(), *[0.0] * (k - count)]
+    entries = Sparse(backend.array(indices), backend.array(values), 16)
+    words, _ = FP32().pack(backend.ops, 16, *message(backend.ops, entries, k))
+    assert backend.numpy(words).dtype == np.int32
+    assert backend.numpy(words).shape == (1, 2 * k)
+    received = FP32().unpack(backend.ops, 16, k, backend.ops.concat([words] * blocks))
+    for got_indices, got_values in zip(*map(backend.numpy, received)):
+        assert got_indices.tolist() == [*indices.tolist(), *[16] * (k - count)]
+        assert got_values.tolist() == [*values.tolist(), *[0.0] * (k - count)]
 
 
 def test_indices_beyond_the_integers_of_float32_survive(backend):
     indices = backend.array(frozen([2**24, 2**24 + 1, 2**31 - 2], np.int64))
     entries = Sparse(indices, backend.array(floats(1, 2, 3)), 2**31 - 1)
-    ((received, _),) = wire.unpack(backend.ops, wire.pack(backend.ops, entries, 3), 3, 1)
-    assert backend.numpy(received).tolist() == [2**24, 2**24 + 1, 2**31 - 2]
+    for wire in (FP32(), FP16(), Compact()):
+        words, _ = wire.pack(backend.ops, entries.size, *message(backend.ops, entries, 3))
+        received, _ = wire.unpack(backend.ops, entries.size, 3, words)
+        assert backend.numpy(received).tolist() == [[2**24, 2**24 + 1, 2**31 - 2]]
 
 
 @pytest.mark.parametrize(
