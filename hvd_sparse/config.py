@@ -35,6 +35,11 @@ class Config:
         rescale = self.sparsifier.blind and isinstance(self.memory, NoMemory)
         return SparseSum(self.sparsifier, self.collective, rescale)
 
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Groups of ranks that the collective names beside "global"."""
+        return tuple(getattr(self.collective, "groups", ()))
+
     def describe(self) -> dict[str, str]:
         """Every setting in words: for the log, and to compare ranks."""
         parts = {name: _words(getattr(self, name)) for name in ("sparsifier", "collective", "memory", "controller")}
@@ -60,8 +65,9 @@ def sparse_config(
     Args:
         density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
         sparsifier: which entries: "threshold", "topk", "random_block", or an object of your own.
-        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", or an object. None takes
-            "shared_allreduce" if the sparsifier's indices are equal on all ranks, else "owner_reduce".
+        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical", or an
+            object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
+            "owner_reduce" otherwise.
         wire: how entries are written: "fp32" (8 bytes each, the default), "fp16" (6), "compact" (4). Rounding errors
             stay in the memory.
         memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "none".

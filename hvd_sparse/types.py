@@ -45,7 +45,8 @@ class Reduced:
 
     Attributes:
         total: (n,) sum over ranks, bit-equal on all of them.
-        used: the part of this rank's input that is inside `total`; None stands for all of it.
+        used: the part of this rank's input that is inside `total`; None stands for all of it. With `kept` only its
+            indices mean something: where something was applied.
         finite: 0-d boolean, equal on all ranks: no rank contributed an infinity or NaN.
         left: what stays of the input at the indices of `used`, like its values: rounding errors. None: nothing.
         kept: (n,) all that stays with this rank, where it is not its input less `used`. None: it is.

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hvd_sparse.drivers.simulate import Round, Simulator
+from hvd_sparse.drivers.simulate import Round, Simulator, hosts
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.ops.numpy import NumpyOps
-from hvd_sparse.types import Reduced, World
+from hvd_sparse.types import Reduced
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,8 @@ class Ranks:
         self.backend = backend or _numpy_back_end()
         self.states = [exchange.init(self.backend.ops) for _ in range(size)]
         self.number = 0
+        slots = 2 if size in (4, 6) else 1  # other sizes are hosts of one rank
+        self.groups = hosts(size // slots, slots)
 
     def step(self, grads: Sequence[np.ndarray], k: int) -> Step:
         """One exchange of one gradient per rank."""
@@ -186,8 +188,8 @@ class Ranks:
             np.array(backend.numpy(memory.compensate(backend.ops, self.size, grad, state["memory"])[0]))
             for grad, state in zip(inputs, self.states)
         ]
-        simulator = Simulator(self.size, ops=backend.ops)
-        worlds = [World(rank, self.size, self.number) for rank in range(self.size)]
+        simulator = Simulator(self.size, ops=backend.ops, groups=self.groups)
+        worlds = [simulator.world(rank, self.number) for rank in range(self.size)]
         results = simulator.run(
             [
                 self.exchange.step(backend.ops, world, grad, k, state)

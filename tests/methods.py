@@ -116,6 +116,9 @@ def assert_sound(step: Step, method: str, k: int, tolerance: float = 1e-5) -> No
     if sparse:
         most = max(k, len(step.used)) if scheme.collective.has_quotas else k
         assert max(step.num_used(rank) for rank in range(len(step.used))) <= most
+    if any(reduced.kept is not None for reduced in step.reduced):
+        assert_conserved(step.accumulated, step.totals[0], step.kept or [r.kept for r in step.reduced], tolerance)
+        return
     for rank, (reduced, used, x) in enumerate(zip(step.reduced, step.used, step.accumulated)):
         if reduced.left is None:
             assert_bits_equal(used[used != 0], x[used != 0], f"used and accumulated of rank {rank}")

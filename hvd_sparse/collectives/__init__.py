@@ -11,6 +11,9 @@ from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World
 class Collective(Protocol):
     """Sums over ranks what every rank selected.
 
+    One that first changes what is selected from, over the groups of ranks named in `groups`, also has a program
+    `enter(ops, world, spec, x, k)` that returns spec, x and k for the selection. See `hierarchical`.
+
     Attributes:
         needs_shared_indices: works only if all ranks select the same coordinates.
         has_quotas: takes only so many entries of every part of the bucket, so that a selection must be spread over it.

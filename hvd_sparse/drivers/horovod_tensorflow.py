@@ -14,6 +14,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_sparse.collectives.requests import AllGather, AllReduce, AllToAll, Request
+from hvd_sparse.drivers.groups import world_of
 from hvd_sparse.types import Program, World
 
 _OPERATORS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
@@ -72,9 +73,7 @@ class HorovodTensorFlow:
 
     def world(self, step: Any) -> World:
         """The ranks that take part, at exchange number `step` (an int, or a tensor of an integer type)."""
-        group = self.process_sets["global"]
-        known = isinstance(step, int)
-        return World(group.rank(), group.size(), step if known else tf.cast(step, tf.int64))
+        return world_of(self.process_sets, step if isinstance(step, int) else tf.cast(step, tf.int64))
 
     def start(self, name: str, program: Program[Any]) -> None:
         """Lay out `program` up to its first request. `name` is unique among the programs that run."""
@@ -153,11 +152,6 @@ class HorovodTensorFlow:
             self.num_bytes += num_bytes * (size > 1)
             answer = hvd.broadcast(tensor, request.root, **settings)
         return tf.cast(answer, dtype)
-
-
-def process_sets(global_set: Any | None = None) -> dict[str, Any]:
-    """The groups that programs may name."""
-    return {"global": hvd.global_process_set if global_set is None else global_set}
 
 
 def _unique(label: str, graph: Any) -> str:

@@ -12,6 +12,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_sparse.collectives.requests import AllGather, AllReduce, AllToAll, Request
+from hvd_sparse.drivers.groups import world_of
 from hvd_sparse.types import HvdSparseError, Program, World
 
 _log = logging.getLogger("hvd_sparse")
@@ -60,8 +61,7 @@ class HorovodTorch:
 
     def world(self, step: int) -> World:
         """The ranks that take part, at exchange number `step`."""
-        group = self.process_sets["global"]
-        return World(group.rank(), group.size(), step)
+        return world_of(self.process_sets, step)
 
     def start(self, name: str, program: Program[Any]) -> None:
         """Run `program` up to its first request. `name` is unique among the programs that run."""
@@ -172,11 +172,6 @@ def text_program(text: str, tag: str = "text") -> Program[list[str]]:
     everything = yield AllGather(data, tag=tag)
     parts = torch.split(everything, lengths.tolist())
     return [bytes(part.tolist()).decode().strip() for part in parts]
-
-
-def process_sets(global_set: Any | None = None) -> dict[str, Any]:
-    """The groups that programs may name."""
-    return {"global": hvd.global_process_set if global_set is None else global_set}
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hvd_sparse.collectives import Collective
 from hvd_sparse.ops.base import Ops
@@ -13,6 +14,8 @@ from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, State, World
 
 class SparseSum:
     """Select k coordinates, sum their values over ranks. With k >= n it is the dense scheme.
+
+    So it is on a single host if the collective is `hierarchical`.
 
     Args:
         sparsifier: which coordinates.
@@ -61,17 +64,20 @@ class SparseSum:
     def reduce(
         self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State
     ) -> Program[tuple[Reduced, State]]:
-        if k >= spec.size:
+        enter: Any = getattr(self.collective, "enter", None)
+        one_host = enter and world.size > 1 and world.place("local")[1] == world.size
+        if k >= spec.size or one_host:
             reduced, _ = yield from Dense().reduce(ops, world, spec, x, k, {})
             return reduced, state
-        if self.collective.has_quotas:
-            spec = replace(spec, num_blocks=world.size)
-        indices, state = yield from self.sparsifier.select(ops, world, spec, x, k, state)
+        part = replace(spec, num_blocks=world.size) if self.collective.has_quotas else spec
+        if enter:
+            part, x, k = yield from enter(ops, world, spec, x, k)
+        indices, state = yield from self.sparsifier.select(ops, world, part, x, k, state)
         values = ops.gather(x, indices)
         if self.sparsifier.blind or self.sparsifier.shared_indices:
             # Such a selection may miss this rank's NaN: send it in place of the values, so that all ranks see it.
             values = ops.where(ops.all_finite(x), values, values * float("nan"))
-        reduced = yield from self.collective.reduce(ops, world, spec, x, k, Sparse(indices, values, spec.size))
+        reduced = yield from self.collective.reduce(ops, world, spec, x, k, Sparse(indices, values, part.size))
         if self.rescale:
             reduced = replace(reduced, total=reduced.total * (spec.size / k))
         return reduced, state

@@ -10,6 +10,7 @@ import horovod.tensorflow as hvd
 
 from hvd_sparse.agreement import compare, next_prefix, statement
 from hvd_sparse.config import Config, check_wrapping, sparse_config
+from hvd_sparse.drivers.groups import check_host_groups, make_host_groups
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.tensorflow.texts import exchange_text
 
@@ -67,9 +68,16 @@ def agreed_driver(
         HvdSparseError: ranks differ, or another one refused. Or `refusal` itself, after the others were told.
     """
     driver = HorovodTensorFlow(next_prefix(), {"global": process_set})
+    groups = request.config.groups if request else ()
+    if refusal is None:
+        try:
+            check_host_groups(hvd, process_set, groups)
+        except ValueError as error:
+            refusal = error
     if process_set.size() > 1:
         settings = request.describe() if request else {}
         compare(exchange_text(driver, "wrap", statement(settings, refusal)), refusal)
     if refusal is not None:
         raise refusal
+    driver.process_sets = make_host_groups(hvd, process_set, groups)
     return driver if process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1" else None

@@ -11,6 +11,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_sparse.agreement import next_prefix
+from hvd_sparse.drivers.groups import check_host_groups, make_host_groups
 from hvd_sparse.drivers.horovod_torch import HorovodTorch
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.averager import Averager
@@ -80,6 +81,7 @@ def DistributedOptimizer(
             optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
             num_groups or groups,
         )  # fmt: skip
+        check_host_groups(hvd, process_set, request.config.groups)
     except (ValueError, TypeError) as error:
         refusal = error
     driver = HorovodTorch(next_prefix(), {"global": process_set}, request.config.timeout_seconds)
@@ -87,6 +89,7 @@ def DistributedOptimizer(
         membership.agree(driver, request.describe(), refusal)
     if refusal is not None:
         raise refusal
+    driver.process_sets = make_host_groups(hvd, process_set, request.config.groups)
     if already := getattr(optimizer, "wrap_request", None):
         if already.describe() != request.describe():
             raise ValueError("`optimizer` is wrapped already, with other settings. Call its close() first.")

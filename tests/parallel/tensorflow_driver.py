@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast
 from hvd_sparse.config import sparse_config
-from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow, process_sets
+from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.drivers.simulate import Simulator
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.memories.none import NoMemory
@@ -70,7 +70,7 @@ def _summed(arrays: Gradients) -> Gradients:
 
 def case_compiled_steps_equal_the_oracle() -> None:
     exchanges = _exchanges()
-    driver = HorovodTensorFlow("driver", process_sets())
+    driver = HorovodTensorFlow("driver", {"global": hvd.global_process_set})
     states = {name: _variables(exchange.init(OPS)) for name, (exchange, _) in exchanges.items()}
     exchange_count = tf.Variable(0, dtype=tf.int64)
     num_traces, num_bytes = 0, 0.0
@@ -142,7 +142,7 @@ def _every_request(x: Any) -> Program[dict[str, Any]]:
 
 
 def case_every_request() -> None:
-    driver = HorovodTensorFlow("requests", process_sets())
+    driver = HorovodTensorFlow("requests", {"global": hvd.global_process_set})
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.bfloat16)])
     def answers(x: Any) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def case_every_request() -> None:
 
 
 def case_names_do_not_depend_on_scopes_branches_or_repetition() -> None:
-    driver = HorovodTensorFlow("scopes", process_sets())
+    driver = HorovodTensorFlow("scopes", {"global": hvd.global_process_set})
 
     def total(x: Any) -> Any:
         return driver.run("b0", Dense().reduce(OPS, driver.world(0), Spec("b0", 2), x, 2, {}))[0].total
@@ -182,13 +182,13 @@ def case_names_do_not_depend_on_scopes_branches_or_repetition() -> None:
 
 
 def case_an_eager_call_raises() -> None:
-    driver = HorovodTensorFlow("eager", process_sets())
+    driver = HorovodTensorFlow("eager", {"global": hvd.global_process_set})
     with pytest.raises(RuntimeError, match=r"inside a tf\.function"):
         driver.start("b0", Dense().reduce(OPS, driver.world(0), Spec("b0", 2), tf.zeros([2]), 2, {}))
 
 
 def case_a_trace_that_failed_leaves_nothing_behind() -> None:
-    driver = HorovodTensorFlow("failure", process_sets())
+    driver = HorovodTensorFlow("failure", {"global": hvd.global_process_set})
 
     @tf.function(autograph=False)
     def total(x: Any, fail: bool) -> Any:

@@ -16,7 +16,7 @@ from methods import KEPT, METHODS, SIZE, every_method, integers, normal, ranks_o
 from hvd_sparse.drivers.simulate import Round, Simulator
 from hvd_sparse.ops.tensorflow import TensorFlowOps
 from hvd_sparse.sparsifiers.random_block import RandomBlock
-from hvd_sparse.types import Spec, World
+from hvd_sparse.types import Spec
 
 OPS = TensorFlowOps()
 NUM_RANKS = 3
@@ -27,7 +27,7 @@ class TracedRanks:
     """As `helpers.Ranks`, but a step is one call of a compiled function, in which data and lengths are unknown."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.exchange, self.size = ranks.exchange, ranks.size
+        self.exchange, self.size, self.groups = ranks.exchange, ranks.size, ranks.groups
         self.states = [_tensors(self.exchange.init(OPS)) for _ in range(self.size)]
         self.number = self.num_traces = 0
         self.rounds: list[Round] = []
@@ -35,10 +35,10 @@ class TracedRanks:
 
     def _step(self, grads: list[Any], states: list[Any], number: Any) -> list[tuple[Any, ...]]:
         self.num_traces += 1
-        simulator = Simulator(self.size, ops=OPS)
+        simulator = Simulator(self.size, ops=OPS, groups=self.groups)
         results = simulator.run(
             [
-                self.exchange.step(OPS, World(rank, self.size, number), grad, KEPT, state)
+                self.exchange.step(OPS, simulator.world(rank, number), grad, KEPT, state)
                 for rank, (grad, state) in enumerate(zip(grads, states))
             ]
         )
