@@ -66,6 +66,34 @@ install_data() {
     say "the Fashion-MNIST images are not at $data. Run: sudo apt-get install -y dataset-fashion-mnist"
 }
 
+# Tools of ci/netlab.py, also where only root finds them.
+missing_lab_packages() {
+    local PATH=$PATH:/usr/sbin:/sbin
+    command -v sshd >/dev/null || echo openssh-server
+    command -v ssh >/dev/null || echo openssh-client
+    { command -v ip && command -v tc; } >/dev/null || echo iproute2
+}
+
+# Whether a package that brings a service will not start it, now or with the machine: so it is in containers.
+services_stay_off() {
+    local answer=0
+    [ ! -d /run/systemd/system ] && [ -x /usr/sbin/policy-rc.d ] || return 1
+    /usr/sbin/policy-rc.d ssh start >/dev/null || answer=$?
+    [ "$answer" = 101 ]
+}
+
+# Not worth failing for: tests/netlab is skipped without. An SSH server that stays is for the machine's owner to decide.
+install_lab() {
+    local needed
+    mapfile -t needed < <(missing_lab_packages)
+    if [ ${#needed[@]} = 0 ]; then return 0; fi
+    if services_stay_off && may_install; then
+        say "installing with apt-get: ${needed[*]}"
+        apt_install "${needed[@]}" && return 0
+    fi
+    say "ci/netlab.py and tests/netlab lack: ${needed[*]}. Run: sudo apt-get install -y ${needed[*]}"
+}
+
 # Changes whenever pip could have something to do.
 stamp() {
     { "$python" -VV; echo "$PWD"; cat setup.py pyproject.toml ci/constraints.txt ci/setup.sh; } | sha256sum | cut -d' ' -f1
@@ -92,6 +120,7 @@ install_python_packages() {
 
 install_packages
 install_data
+install_lab
 install_python_packages
 # Finds the wheel in the cache, or takes the minutes to build it.
 $venv/bin/python -m hvd_sparse.cli build-horovod --install >/dev/null

@@ -1,0 +1,298 @@
+"""A laboratory of several hosts on this machine, with links of a chosen rate. Needs root.
+
+    .venv/bin/python ci/netlab.py run --hosts 4 --rate 100mbit -- .venv/bin/python examples/pytorch_fashion_mnist.py
+
+Every host is a network namespace with an sshd on port 2222 and an interface eth0 at 10.77.0.1, 10.77.0.2, ...; a bridge
+in a namespace of its own is the switch. The job runs under the real horovodrun, started on the first host. Nothing
+outside changes but the folders of the hosts in /etc/netns, which `ip netns exec` mounts over /etc. What a killed lab
+left is removed by the next one, or by `ci/netlab.py clean`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import netns
+from netns import BadArgument, NetLabError, missing, parse_rate, parse_schedule, parse_slow
+
+__all__ = ["Done", "Job", "NetLab", "NetLabError", "missing", "parse_rate", "parse_schedule", "parse_slow"]
+
+GRACE_SECONDS = 5.0
+DEFAULTS = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}  # the hosts share this machine's cores
+Schedule = Sequence[tuple[float, str]]
+_serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a job ended."""
+
+    code: int | None  # None: the time limit struck
+    output: str  # of horovodrun and all ranks, in the order in which it came
+
+
+class Job:
+    """A horovodrun under way. `wait` has to follow: it removes what is left of the job."""
+
+    def __init__(
+        self, lab: NetLab, command: Sequence[str], env: Mapping[str, str], stream: bool, schedule: Schedule
+    ) -> None:
+        self._lab = lab
+        self._over = threading.Event()
+        self._before = set(netns.processes_in(lab.namespaces))
+        self._chunks: list[bytes] = []
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._process = lab.popen(0, command, env=env, start_new_session=True, **pipes)
+        self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._reader.start()
+        self._changes = threading.Thread(target=self._change_rates, args=(schedule,), daemon=True)
+        self._changes.start()
+
+    def _change_rates(self, schedule: Schedule) -> None:
+        since = time.monotonic()
+        for second, rate in schedule:
+            if self._over.wait(since + second - time.monotonic()):
+                return
+            for host in set(range(self._lab.hosts)) - set(self._lab.slow):
+                self._lab.set_rate(rate, host)
+
+    def _read(self, stream: bool) -> None:
+        while chunk := os.read(self._process.stdout.fileno(), 65536):
+            self._chunks.append(chunk)
+            if stream:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+
+    @property
+    def output(self) -> str:
+        """What it has printed up to now."""
+        return b"".join(self._chunks).decode(errors="replace")
+
+    def running(self) -> bool:
+        """Whether horovodrun has not ended yet."""
+        return self._process.poll() is None
+
+    def wait(self, limit_seconds: float | None = None) -> Done:
+        """Wait for the end or make one at the limit."""
+        code = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(limit_seconds)
+            if code is None:
+                # The ranks first: horovodrun would cut their output before they can print their stacks.
+                ranks = self._lab.ranks().values()
+                for pid in ranks:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(GRACE_SECONDS if ranks else 0)
+        finally:
+            self._over.set()
+            self._changes.join()
+            netns.kill_in(self._lab.namespaces, spare=self._before)
+            self._process.wait()
+            self._reader.join(5)
+        told = re.findall(r"^Exit code: (\d+)$", self.output, re.MULTILINE)
+        return Done(int(told[-1]) if code == 1 and told else code, self.output)  # horovodrun itself always says 1
+
+
+class NetLab:
+    """Hosts that live as long as the `with` block.
+
+    Args:
+        hosts: how many, 1 to 64.
+        rate: of every link in each direction, as tc writes it: `100mbit`, `1gbit`; `loopback` is unlimited.
+        slow: host number -> a rate of its own.
+    """
+
+    def __init__(self, hosts: int, rate: str = "loopback", slow: Mapping[int, str] | None = None) -> None:
+        if not 1 <= hosts <= netns.MOST_HOSTS:
+            raise ValueError(f"`hosts` must be in 1..{netns.MOST_HOSTS}. Received: hosts={hosts}. Try 4.")
+        self.slow = dict(slow or {})
+        for limit in (rate, *self.slow.values()):
+            parse_rate(limit)
+        if outside := [number for number in self.slow if not 0 <= number < hosts]:
+            raise ValueError(f"`slow` must name hosts of 0..{hosts - 1}. Received: slow={self.slow}. Remove {outside}.")
+        self.hosts, self.rate = hosts, rate
+        self.addresses = [f"{netns.SUBNET}.{number + 1}" for number in range(hosts)]
+        prefix = f"{netns.PREFIX}-{os.getpid()}-{netns.started(os.getpid())}-{next(_serial)}"
+        self.namespaces = [f"{prefix}-{number}" for number in range(hosts)]
+        self._switch = f"{prefix}-switch"
+        self._old_handler: Any = None
+
+    def __enter__(self) -> NetLab:
+        if reason := missing():
+            raise NetLabError(f"the lab {reason}")
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._old_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            netns.clean()
+            netns.make_switch(self._switch)
+            with tempfile.TemporaryDirectory() as folder:
+                key = Path(folder, Path(netns.KEY).name)
+                netns.call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", netns.PREFIX, "-f", str(key))
+                for number, name in enumerate(self.namespaces):
+                    netns.make_host(name, self._switch, number, key)
+            for number, name in enumerate(self.namespaces):
+                self.set_rate(self.slow.get(number, self.rate), number)
+                netns.start_sshd(name)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            netns.remove([*self.namespaces, self._switch])
+        finally:
+            if self._old_handler is not None:
+                signal.signal(signal.SIGTERM, self._old_handler)
+
+    def set_rate(self, rate: str, host: int | None = None) -> None:
+        """Change the rate of one host's link, or of all."""
+        for number in range(self.hosts) if host is None else [host]:
+            netns.limit_link(self.namespaces[number], self._switch, number, rate)
+
+    def popen(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process on a host; options as those of subprocess.Popen. Ends with the lab at the latest."""
+        tool = netns.find_tool("ip") or "ip"
+        return subprocess.Popen([tool, "netns", "exec", self.namespaces[host], *command], **options)
+
+    def exec_in(self, host: int, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host to its end; returns its code and texts. Options as those of subprocess.run."""
+        tool = netns.find_tool("ip") or "ip"
+        options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, **options}
+        return subprocess.run([tool, "netns", "exec", self.namespaces[host], *command], **options)
+
+    def processes(self, host: int) -> list[int]:
+        """All processes of a host, the oldest first; the first is its sshd."""
+        return netns.processes_in([self.namespaces[host]])
+
+    def ranks(self) -> dict[int, int]:
+        """The processes of the ranks that run now: rank -> pid."""
+        found: dict[int, int] = {}
+        for pid in netns.processes_in(self.namespaces):
+            with contextlib.suppress(OSError):
+                match = re.search(rb"(?:^|\0)HOROVOD_RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes())
+                if match:
+                    found.setdefault(int(match[1]), pid)  # its children have the variable too, but are younger
+        return found
+
+    def start(
+        self,
+        command: Sequence[str],
+        slots: int = 1,
+        env: Mapping[str, str] | None = None,
+        stream: bool = False,
+        schedule: Schedule = (),
+    ) -> Job:
+        """Start a command as so many ranks on every host.
+
+        Args:
+            command: what every rank runs, in the current folder.
+            slots: ranks per host.
+            env: variables of the ranks besides those of this process.
+            stream: also show the output.
+            schedule: seconds from now and the rate that all links but those of `slow` get then.
+        """
+        launcher = [
+            str(Path(sys.executable).parent / "horovodrun"), "--disable-cache", "--gloo",
+            "-np", str(self.hosts * slots), "-H", ",".join(f"{address}:{slots}" for address in self.addresses),
+            "--ssh-port", str(netns.PORT), "--ssh-identity-file", netns.KEY, "--network-interfaces", "eth0",
+        ]  # fmt: skip
+        environment = {**DEFAULTS, **os.environ, **(env or {})}
+        return Job(self, [*launcher, *command], environment, stream, schedule)
+
+    def horovodrun(self, command: Sequence[str], limit_seconds: float | None = None, **options: Any) -> Done:
+        """Run a command to its end or the limit; options as those of `start`."""
+        return self.start(command, **options).wait(limit_seconds)
+
+
+def _rate(text: str) -> str:
+    parse_rate(text)
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= netns.MOST_HOSTS:
+        raise BadArgument(f"must be a number in 1..{netns.MOST_HOSTS}. Received: {text!r}. Write for example 4.")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
+        raise BadArgument(f"must be a positive number of seconds. Received: {text!r}. Write for example 60.")
+    return float(text)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not name.isidentifier() or not sign:
+        raise BadArgument(f"must be NAME=VALUE. Received: {text!r}. Write for example HOROVOD_CYCLE_TIME=1.")
+    return name, value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="netlab.py", description="Several hosts on this machine, with slow links.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("clean", help="remove what a killed lab left")
+    run = commands.add_parser("run", help="run a command under horovodrun on several hosts")
+    add = run.add_argument
+    add("--hosts", type=_count, default=4, help="how many hosts (default 4)")
+    add("--slots", type=_count, default=1, help="ranks per host (default 1)")
+    add(
+        "--rate", type=_rate, default="loopback", help="of all links: 100mbit, 1gbit, ... (default loopback: unlimited)"
+    )
+    add("--slow", type=parse_slow, metavar="0:RATE,...", help="hosts with a rate of their own: 0:50mbit,2:100mbit")
+    add("--rate-schedule", type=parse_schedule, default=(), metavar="0s:RATE,...", help="change all links but those of "
+        "--slow while the job runs: 0s:1gbit,20s:100mbit")  # fmt: skip
+    add("--limit", type=_seconds, metavar="SECONDS", help="end the job after this time, with exit code 124")
+    add("--env", type=_variable, action="append", default=[], metavar="NAME=VALUE", help="for all ranks, repeatable")
+    add("job", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what every rank runs")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "clean":
+            if reason := missing():
+                raise NetLabError(f"the lab {reason}")
+            print("\n".join(netns.clean()) or "nothing to remove")
+            return 0
+        job = given.job[1:] if given.job[:1] == ["--"] else given.job
+        if not job:
+            parser.error("no command. Write it behind the options: run --hosts 4 -- python train.py")
+        try:
+            lab = NetLab(given.hosts, given.rate, given.slow)
+        except ValueError as error:
+            parser.error(str(error))
+        with lab:
+            started = lab.start(job, given.slots, dict(given.env), stream=True, schedule=given.rate_schedule)
+            done = started.wait(given.limit)
+    except NetLabError as error:
+        print(f"netlab: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 124 if done.code is None else done.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
