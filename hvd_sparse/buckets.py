@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from hvd_sparse.types import Spec
 
+_WORTH_SENDING = 8  # a bucket with less than this part of `bucket_bytes` waits for the next parameter
+
 
 @dataclass(frozen=True)
 class Member:
@@ -49,7 +51,8 @@ def plan_buckets(
 
     Args:
         parameters: in order of registration.
-        bucket_bytes: a bucket is closed before it would grow beyond this; a larger parameter has one of its own.
+        bucket_bytes: a bucket is closed before it would grow beyond this, unless it has less than an eighth of it: a
+            collective costs the same however small it is.
         min_size: parameters with fewer elements or with one dimension go to dense buckets.
         groups: names of parameters that shall share a bucket whatever its size (Horovod's `groups`).
         first: number of the first bucket, when others exist already.
@@ -68,7 +71,8 @@ def plan_buckets(
         key = (parameter.place, dense, group)
         members = open_buckets.setdefault(key, [])
         filled = sum(member.size * member.itemsize for member in members)
-        if members and group < 0 and filled + parameter.size * parameter.itemsize > bucket_bytes:
+        is_full = filled + parameter.size * parameter.itemsize > bucket_bytes
+        if group < 0 and is_full and filled * _WORTH_SENDING >= bucket_bytes:
             closed.append((dense, members))
             members = open_buckets[key] = []
         members.append(parameter)

@@ -32,8 +32,13 @@ def test_a_bucket_is_closed_before_it_grows_beyond_the_limit():
 
 
 def test_a_large_parameter_has_a_bucket_of_its_own():
-    parameters = [matrix("a", 1), matrix("large", 1000), matrix("b", 1)]
-    assert names(plan_buckets(parameters, 100, 0)) == [["b"], ["large"], ["a"]]
+    parameters = [matrix("a", 10), matrix("large", 1000), matrix("b", 10)]
+    assert names(plan_buckets(parameters, 320, 0)) == [["b"], ["large"], ["a"]]
+
+
+def test_a_bucket_that_is_hardly_begun_waits_for_a_large_parameter():
+    parameters = [matrix("a", 10), matrix("large", 1000), matrix("b", 10)]
+    assert names(plan_buckets(parameters, 321, 0)) == [["b", "large"], ["a"]]
 
 
 def test_item_sizes_count():
@@ -105,7 +110,7 @@ parameters = st.lists(
 
 @given(parameters, st.integers(1, 400), st.integers(0, 30), st.lists(st.integers(0, 19), unique=True, max_size=6))
 def test_any_model(found, bucket_bytes, min_size, numbers):
-    """Everybody is in exactly one bucket, the parts touch, and only groups and single parameters exceed the limit."""
+    """Everybody is in exactly one bucket, the parts touch, and only groups and large parameters exceed the limit."""
     groups = [[f"p{number}" for number in numbers]]
     layouts = plan_buckets(found, bucket_bytes, min_size, groups)
     by_name = {parameter.name: parameter for parameter in found}
@@ -119,7 +124,8 @@ def test_any_model(found, bucket_bytes, min_size, numbers):
         assert layout.spec.size == ends[-1]
         assert len({parameter.place for parameter in inside}) == 1
         num_bytes = sum(parameter.size * parameter.itemsize for parameter in inside)
-        assert num_bytes <= bucket_bytes or len(inside) == 1 or inside[0].name in groups[0]
+        begun = num_bytes - inside[-1].size * inside[-1].itemsize
+        assert num_bytes <= bucket_bytes or 8 * begun < bucket_bytes or inside[0].name in groups[0]
         small = {p.lossless or p.num_dimensions < 2 or p.size < min_size for p in inside}
         assert small == {layout.dense}
 
