@@ -9,6 +9,7 @@ METHODS: dict[str, dict[str, str]] = {
     "sparsifier": {
         "threshold": "hvd_sparse.sparsifiers.threshold:Threshold",
         "topk": "hvd_sparse.sparsifiers.topk:TopK",
+        "leader": "hvd_sparse.sparsifiers.leader:Leader",
         "random_block": "hvd_sparse.sparsifiers.random_block:RandomBlock",
     },
     "collective": {

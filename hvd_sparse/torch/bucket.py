@@ -68,7 +68,8 @@ class Bucket:
         self._absent = [m for number, m in enumerate(self.layout.members) if number not in self._arrived]
         x = self._accumulator()
         for member in self._absent:
-            _part(x, member).zero_()
+            for flat in (x, *self.reached.values()):
+                _part(flat, member).zero_()
         reduced, scheme = yield from self.exchange.scheme.reduce(
             self.ops, world, self.exchange.spec, x, k, self.state["scheme"]
         )

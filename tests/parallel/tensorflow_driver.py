@@ -19,6 +19,7 @@ from hvd_sparse.memories.residual import Residual
 from hvd_sparse.ops.numpy import NumpyOps
 from hvd_sparse.ops.tensorflow import TensorFlowOps
 from hvd_sparse.schemes.dense import Dense
+from hvd_sparse.sparsifiers.leader import Leader
 from hvd_sparse.types import Program, Spec, World
 
 hvd.init()
@@ -35,9 +36,12 @@ def _exchanges() -> dict[str, tuple[Exchange, int]]:
     """Exchange and k of each bucket."""
     threshold = sparse_config(sparsifier="threshold").scheme()
     block = sparse_config(sparsifier="random_block").scheme()
+    led, loudest = (sparse_config(sparsifier=Leader(mode)).scheme() for mode in ("star", "var"))
     return {
         "large": (Exchange(Spec("large", 40_001), threshold, Residual()), 4000),
         "block": (Exchange(Spec("block", 1003), block, Residual()), 100),
+        "led": (Exchange(Spec("led", 501), led, Residual()), 50),
+        "loudest": (Exchange(Spec("loudest", 501), loudest, Residual()), 50),
         "small": (Exchange(Spec("small", 77), Dense(), NoMemory()), 77),
     }
 

@@ -26,6 +26,8 @@ from scenario import (
 from torch.utils.checkpoint import checkpoint
 
 import hvd_sparse.torch as hvd
+from hvd_sparse.memories.residual import Residual
+from hvd_sparse.sparsifiers.leader import Leader
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
@@ -72,7 +74,7 @@ def case_density_one_equals_horovods_own_optimizer() -> None:
 
 
 def case_ranks_are_equal_for_every_combination() -> None:
-    for sparsifier in ("topk", "threshold", "random_block"):
+    for sparsifier in ("topk", "threshold", "leader", "random_block"):
         for memory in ("residual", "momentum", "none"):
             model = make_model()
             compression = sparse(sparsifier=sparsifier, memory=memory, bucket_bytes=256)
@@ -342,7 +344,7 @@ def case_momentum_memory_equals_momentum_sgd_when_dense() -> None:
 def case_conservation_over_a_run() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 50, bias=False)
-    for sparsifier in ("threshold", "topk", "random_block"):
+    for sparsifier in ("threshold", "topk", "leader", "random_block"):
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.0),
             model.named_parameters(),
@@ -359,6 +361,41 @@ def case_conservation_over_a_run() -> None:
         left = optimizer.compression_state_dict()["memory"]["weight"]["residual"]
         assert_equal(summed(local), sent + summed(left), 1e-5)
         optimizer.close()
+
+
+def case_every_leader_is_followed() -> None:
+    """Whoever it is, and however its indices travel."""
+    for mode in ("star", "clt", "var"):
+        for carrier in ("allreduce", "broadcast"):
+            model = make_model()
+            compression = sparse(sparsifier=Leader(mode, carrier), memory=Residual(0.5), bucket_bytes=256)
+            optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), compression)
+            train(model, optimizer, batches(2 * SIZE))
+            assert_same_on_ranks(flat(model))
+            optimizer.close()
+
+
+def case_a_filtered_residual_stays_where_there_is_no_gradient() -> None:
+    torch.manual_seed(RANK)
+    model = torch.nn.ModuleList(torch.nn.Linear(8, 8, bias=False) for _ in range(2))
+    compression = sparse(memory=Residual(0.5))
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), compression)
+
+    def step(*used: int) -> list[torch.Tensor]:
+        optimizer.zero_grad()
+        sum(model[i](torch.randn(4, 8)).square().sum() for i in used).backward()
+        optimizer.step()
+        memory = optimizer.compression_state_dict()["memory"]
+        return [memory[f"{i}.weight"]["residual"] for i in (0, 1)]
+
+    for _ in range(3):
+        first = step(0, 1)
+    assert [bucket.layout.dense for bucket in optimizer.averager.buckets] == [False]
+    for _ in range(3):
+        second = step(0)
+        assert torch.equal(second[1], first[1])
+        assert not torch.equal(second[0], first[0])
+    assert not torch.equal(step(0, 1)[1], first[1])
 
 
 def case_warmup_lowers_the_density() -> None:
