@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hvd_sparse.types import HvdSparseError
 
-_counter = itertools.count()
+_counters: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)  # by process set: only its ranks count
 
 
-def next_prefix() -> str:
-    """Leads the operation names of the next wrapper; ranks wrap in the same order."""
-    return f"hvd_sparse.{next(_counter)}"
+def next_prefix(process_set: Any) -> str:
+    """Leads the operation names of the next wrapper of a process set, whose ranks wrap in the same order."""
+    number = process_set.process_set_id
+    return f"hvd_sparse.{f'set{number}.' if number else ''}{next(_counters[number])}"
 
 
 def statement(settings: dict[str, Any], refusal: Exception | None = None) -> str:

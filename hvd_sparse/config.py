@@ -115,7 +115,9 @@ def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Coll
     if wire is None:
         return registry.create("collective", choice)
     if not isinstance(choice, str):
-        raise ValueError(f"`wire` belongs to the collective: {type(choice).__name__}(wire=...). Received: {wire!r}.")
+        raise ValueError(
+            f"`wire` belongs to the collective: {type(choice).__name__}(wire=...). Received: wire={wire!r}."
+        )
     chosen = wire_format(wire)
     if choice == "shared_allreduce":
         raise ValueError(

@@ -44,7 +44,7 @@ class Reduced:
     """The outcome of one exchange.
 
     Attributes:
-        total: (n,) sum over ranks, bit-equal on all of them.
+        total: (n,) sum over ranks, times the world's gain, bit-equal on all of them.
         used: the part of this rank's input that is inside `total`; None stands for all of it. With `kept` only its
             indices mean something: where something was applied.
         finite: 0-d boolean, equal on all ranks: no rank contributed an infinity or NaN.
@@ -63,13 +63,15 @@ class Reduced:
 class World:
     """Who takes part. `step` counts exchanges and is equal on all ranks; an int, or a 0-d int64 tensor in a graph.
 
-    `groups` maps further group names ("local", "cross") to (rank, size) inside them; "global" is (rank, size).
+    `groups` maps further group names ("local", "cross") to (rank, size) inside them; "global" is (rank, size). Totals
+    are handed out multiplied by `gain`: 1 / P makes them averages, and costs a pass over k entries, not over n.
     """
 
     rank: int
     size: int
     step: Any = 0
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)
+    gain: float = 1.0
 
     def place(self, group: str) -> tuple[int, int]:
         """(rank, size) inside the group."""

@@ -1,8 +1,8 @@
 """How entries travel: messages of int32 words whose length follows from k and n alone.
 
 A message holds k entries of a vector of n elements, ascending, padded with index n and value 0. Several messages are
-the rows of one matrix. What 16 bits cannot hold of a value is not lost: `pack` also says what will arrive, and the rest
-stays in the sender's residual.
+the rows of one matrix; their vectors have less than 2^31 elements together. What 16 bits cannot hold of a value is not
+lost: `pack` also says what will arrive, and the rest stays in the sender's residual.
 """
 
 from __future__ import annotations
@@ -114,9 +114,10 @@ def wire_format(choice: Any) -> WireFormat:
     """
     if isinstance(choice, str) and choice in FORMATS:
         return FORMATS[choice]()
-    if isinstance(choice, str) or not all(hasattr(choice, name) for name in ("exact", "pack", "unpack")):
+    if isinstance(choice, (str, type)) or not all(hasattr(choice, name) for name in ("exact", "pack", "unpack")):
         known = ", ".join(map(repr, FORMATS))
-        raise ValueError(f"`wire` must be one of {known}, or an object with exact, pack, unpack. Received: {choice!r}.")
+        hint = f"`wire` must be one of {known}, or an object with exact, pack, unpack."
+        raise ValueError(f"{hint} Received: wire={choice!r}.")
     return choice
 
 

@@ -1,13 +1,13 @@
 """What compression costs on one bucket, in units of one addition of its size.
 
-Runs the front's own `Bucket` and the exchange inside it, at steady state, on two simulated ranks: the packed entries
-that rank 0 hands to the network are answered by its own and rank 1's, one after the other, as an allgather does. Only
-rank 0 is timed, and only outside the network:
+Runs the front's own `Bucket` and the exchange inside it, at steady state, on two simulated ranks, whose requests are
+answered as the network would. Only rank 0 is timed, and only outside the network:
 
     compensate  residual + gradient, into the spare buffer
     select      which entries to send
     pack        their values, indices and values in one tensor
-    apply       unpack, sum over the ranks into the dense result, test for infinities, divide by the number of ranks
+    apply       unpack, sum over the ranks into the dense result, test for infinities, divide by the number of ranks;
+                with owner_reduce also what an owner does between the two rounds
     clear       what was sent leaves the residual
 
 One thread. Prints medians, writes JSON, and ends with status 1 if the ratio is above --bar.
@@ -21,6 +21,7 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Timed:
 class TorchCodec:
     """Two ranks' buckets of the torch front, and the addition that they are compared with."""
 
-    def __init__(self, num_elements: int, density: float, sparsifier: str, memory: str, device: str) -> None:
+    def __init__(self, num_elements: int, density: float, device: str, parts: dict[str, str]) -> None:
         import torch
 
         from hvd_sparse.buckets import Layout, Member
@@ -64,7 +65,7 @@ class TorchCodec:
         self.k = num_kept(density, num_elements)
         self.generator = torch.Generator(device).manual_seed(0)
         self.parameter = torch.nn.Parameter(torch.zeros(num_elements, device=device))
-        config = sparse_config(density, sparsifier=sparsifier, memory=memory)
+        config = sparse_config(density, **parts)
         layout = Layout(Spec("b0", num_elements), (Member("w", 0, num_elements),), dense=False)
         self.buckets = []
         for _ in range(2):
@@ -93,34 +94,33 @@ class TorchCodec:
             grad.normal_(generator=self.generator)
         mine, other = self.buckets
         other.add(self.parameter, self.grads[1], 2, 1.0)
-        other_program = other.program(self.world(1, 2, number), self.k)
-        other_request = other_program.send(None)
+        other_program = other.program(self.world(1, 2, number, gain=0.5), self.k)
+        other_request, _ = _advance(other_program, None)
 
         times = [self.clock()]
         mine.add(self.parameter, self.grads[0], 2, 1.0)
         times.append(self.clock())
-        program = mine.program(self.world(0, 2, number), self.k)
-        request = program.send(None)
+        program = mine.program(self.world(0, 2, number, gain=0.5), self.k)
+        request, _ = _advance(program, None)
         times.append(self.clock())
-        answer = self.answer(request, other_request)
-        times.append(self.clock())
-        reduced = _result(program, answer)
-        mine.averages(reduced, 0.5)
-        times.append(self.clock())
+        apply = 0.0
+        while request is not None:
+            answers = _answers(request, other_request, self.torch.cat)
+            other_request, other_reduced = _advance(other_program, answers[1])
+            started = self.clock()
+            request, reduced = _advance(program, answers[0])
+            apply += self.clock() - started
+        started = self.clock()
+        mine.averages(reduced)
+        applied = self.clock()
         mine.commit()
-        times.append(self.clock())
+        apply, clear = apply + applied - started, self.clock() - applied
 
-        other.averages(_result(other_program, answer.clone()), 0.5)
+        other.averages(other_reduced)
         other.commit()
-        compensate, select_and_pack, _, apply, clear = (b - a for a, b in zip(times, times[1:]))
+        compensate, select_and_pack = (b - a for a, b in zip(times, times[1:]))
         select = mine.exchange.scheme.sparsifier.seconds
         return dict(zip(PARTS, (compensate, select, select_and_pack - select, apply, clear)))
-
-    def answer(self, mine: Any, other: Any) -> Any:
-        """What the network would say to rank 0's request."""
-        if type(mine).__name__ == "AllGather":
-            return self.torch.cat([mine.tensor, other.tensor])
-        return mine.tensor + other.tensor
 
     @property
     def num_selected(self) -> int:
@@ -128,18 +128,28 @@ class TorchCodec:
         return int(self.buckets[0].state["scheme"].get("count", self.k))
 
 
-def _result(program: Any, answer: Any) -> Any:
+def _advance(program: Any, answer: Any) -> tuple[Any, Any]:
+    """The program's next request, or None and its result."""
     try:
-        program.send(answer)
+        return program.send(answer), None
     except StopIteration as stop:
-        return stop.value
-    raise RuntimeError("The scheme has more than one round, and this benchmark plays only one.")
+        return None, stop.value
+
+
+def _answers(mine: Any, other: Any, concatenate: Any) -> tuple[Any, Any]:
+    """What the network would say to the two ranks' requests."""
+    kind = type(mine).__name__
+    if kind == "AllGather":
+        return concatenate([mine.tensor, other.tensor], 0), concatenate([mine.tensor, other.tensor], 0)
+    if kind == "AllToAll":  # one row for each rank
+        return tuple((concatenate([mine.tensor[r : r + 1], other.tensor[r : r + 1]], 0), None) for r in range(2))
+    return mine.tensor + other.tensor, mine.tensor + other.tensor
 
 
 class TensorFlowCodec:
     """A bucket of the TensorFlow front in a compiled graph, which leaves no parts to be timed by themselves."""
 
-    def __init__(self, num_elements: int, density: float, sparsifier: str, memory: str, device: str) -> None:
+    def __init__(self, num_elements: int, density: float, device: str, parts: dict[str, str]) -> None:
         import tensorflow as tf
 
         tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -152,28 +162,36 @@ class TensorFlowCodec:
         from hvd_sparse.types import Spec, World, num_kept
 
         self.tf, self.k = tf, num_kept(density, num_elements)
-        config = sparse_config(density, sparsifier=sparsifier, memory=memory)
+        config = sparse_config(density, **parts)
         layout = Layout(Spec("b0", num_elements), (Member("w", 0, num_elements),), dense=False)
         self.buckets = [Bucket(layout, Exchange(layout.spec, config.scheme(), config.memory), False) for _ in range(2)]
         self.terms = [tf.random.normal([num_elements]) for _ in range(2)]
         self.add = tf.function(lambda a, b: a + b)
 
-        def request(rank: int, grad: Any, number: Any) -> Any:
-            program = self.buckets[rank].program(World(rank, 2, number), grad, self.k)
-            return program, program.send(None).tensor
+        def program(rank: int, grad: Any, number: Any) -> Any:
+            return self.buckets[rank].program(World(rank, 2, number, gain=0.5), grad, self.k)
 
         @tf.function(autograph=False)
         def both(mine: Any, other: Any, number: Any) -> Any:
-            programs, packed = zip(request(0, mine, number), request(1, other, number))
-            return [_result(program, tf.concat(packed, 0)).total * 0.5 for program in programs], packed[1]
+            programs = [program(0, mine, number), program(1, other, number)]
+            steps, told = [_advance(one, None) for one in programs], []
+            while steps[0][0] is not None:
+                requests = [request for request, _ in steps]
+                told.append(requests[1].tensor)
+                steps = [_advance(one, answer) for one, answer in zip(programs, _answers(*requests, tf.concat))]
+            return [reduced.total for _, reduced in steps], told
 
         @tf.function(autograph=False)
-        def timed(mine: Any, other_packed: Any, number: Any) -> Any:
-            program, packed = request(0, mine, number)
-            return _result(program, tf.concat([packed, other_packed], 0)).total * 0.5
+        def timed(mine: Any, told: list[Any], number: Any) -> Any:
+            alone, waiting = program(0, mine, number), list(told)
+            request, reduced = _advance(alone, None)
+            while request is not None:
+                other = replace(request, tensor=waiting.pop(0))
+                request, reduced = _advance(alone, _answers(request, other, tf.concat)[0])
+            return reduced.total
 
         self.both, self.timed = both, timed
-        self.other_packed = None
+        self.told: Any = None  # what rank 1 said
 
     def addition(self) -> float:
         """Seconds of one addition of the bucket's size."""
@@ -184,10 +202,10 @@ class TensorFlowCodec:
     def step(self, number: int) -> dict[str, float]:
         """Seconds of rank 0's step with a fresh gradient; rank 1's entries are those of an early step."""
         grad, step = self.tf.random.normal(self.terms[0].shape), self.tf.constant(number, self.tf.int64)
-        if self.other_packed is None:
-            _, self.other_packed = self.both(grad, self.terms[1], step)
+        if self.told is None:
+            _, self.told = self.both(grad, self.terms[1], step)
         started = time.perf_counter()
-        self.timed(grad, self.other_packed, step)
+        self.timed(grad, self.told, step)
         return {"whole step": time.perf_counter() - started}
 
     @property
@@ -244,13 +262,15 @@ def main() -> int:
     parser.add_argument("--elements", type=int, default=10_000_000)
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--sparsifier", default="threshold")
+    parser.add_argument("--collective", default="allgather")
     parser.add_argument("--memory", default="residual")
     parser.add_argument("--warmup", type=int, default=10, help="steps before the measurement (%(default)s)")
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--bar", type=float, help="highest ratio that passes (6 for torch, 8 for tensorflow)")
     parser.add_argument("--json", type=Path, default=ROOT / "out" / "codec.json")
     args = parser.parse_args()
-    codec = CODECS[args.framework](args.elements, args.density, args.sparsifier, args.memory, args.device)
+    parts = {"sparsifier": args.sparsifier, "collective": args.collective, "memory": args.memory}
+    codec = CODECS[args.framework](args.elements, args.density, args.device, parts)
     result = measure(codec, args.warmup, args.repeats)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     args.json.parent.mkdir(parents=True, exist_ok=True)

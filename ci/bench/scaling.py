@@ -102,12 +102,12 @@ def print_table(rows: list[dict[str, Any]], key: str, title: str, scale: float) 
 
 def plot(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """The figure of the README."""
-    import matplotlib
+    import matplotlib as mpl
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2))
     for name in METHODS:
         own = [row for row in rows if row["method"] == name]
         ranks = [row["ranks"] for row in own]

@@ -43,7 +43,8 @@ class AllGatherSum:
         words, arriving = self.wire.pack(ops, spec.size, indices, values)
         everything = yield AllGather(words, tag=f"pairs.k{k}", same_length=True)
         places, sent = self.wire.unpack(ops, spec.size, k, everything)
-        total = ops.scatter_sum(spec.size, [(places[rank], sent[rank]) for rank in range(world.size)])
+        shares = sent * world.gain
+        total = ops.scatter_sum(spec.size, [(places[rank], shares[rank]) for rank in range(world.size)])
         used, left = local, None
         if not self.wire.exact:
             went = arriving[0, : ops.length(local.values)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Any
 
 from hvd_sparse.collectives.requests import AllGather, AllToAll
 from hvd_sparse.ops.base import Ops
@@ -67,9 +68,9 @@ class OwnerReduce:
         # The owner adds its own values, and keeps the largest sums.
         sums = x[start:stop]
         if others:
-            arrived = ops.scatter_sum(size, [(theirs[r], values[r]) for r in others])[: stop - start]
-            sums = ops.add(arrived, sums, out=arrived)
-        largest = _largest(ops, sums, ops.concat([indices[rank], *(theirs[r] for r in others)]), size, quota)
+            sums = ops.scatter_sum(size, [(theirs[r], values[r]) for r in others], onto=sums)[: stop - start]
+        arrived = ops.distinct(ops.concat([indices[rank], *(theirs[r] for r in others)]), size)
+        largest = _largest(ops, sums, arrived, sent[rank], quota)
         final, kept = message(ops, Sparse(largest, ops.gather(sums, largest), size), quota)
         words, told = self.wire.pack(ops, size, final, kept)
 
@@ -78,7 +79,7 @@ class OwnerReduce:
         places, values = self.wire.unpack(ops, size, quota, everything)
         starts = ops.integers([r * size for r in range(num_ranks)], places)[:, None]
         in_bucket = ops.minimum(places + starts, ops.integers([n], places))  # padding, of value 0, may fall anywhere
-        total = ops.scatter_sum(n, [(ops.reshape(in_bucket, flat), ops.reshape(values, flat))])
+        total = ops.scatter_sum(n, [(ops.reshape(in_bucket, flat), ops.reshape(values * world.gain, flat))])
 
         # Used is what has become part of a sum: of what was sent to others, and of the own block.
         def with_own(to_all: Array, own: Array) -> Array:
@@ -98,17 +99,26 @@ class OwnerReduce:
         return Reduced(total, Sparse(used, went, n), ops.all_finite(values), left)
 
 
-def _largest(ops: Ops, sums: Array, arrived: Array, size: int, quota: int) -> Array:
-    """The indices of the `quota` largest sums. Those that arrived give a limit that nearly all others are below."""
+def _largest(ops: Ops, sums: Array, arrived: Array, own: Array, quota: int) -> Array:
+    """The indices of the `quota` largest sums of a block.
 
-    def distinct(indices: Array) -> Array:
-        return ops.positions(ops.marks(size + 1, indices)[:size])
+    They are among those that arrived, unless these are so small that values which the owner did not select (none is
+    larger than those that it did, `own`) compete with them.
+    """
+    limit = _kth_largest(ops, ops.gather(sums, arrived), quota)
+    least = _kth_largest(ops, ops.gather(own, ops.positions(own != 0)), quota)
 
-    likely = distinct(arrived)
-    number = ops.clip(ops.length(likely), 1, quota)
-    limit = ops.kth_largest(ops.concat([ops.gather(sums, likely), ops.zeros(1, sums)]), number)
-    others = ops.as_int32(at_least(ops, sums, limit))
-    return ops.largest(sums, distinct(ops.concat([ops.as_int32(likely), others])), quota)
+    def with_all_others() -> Array:
+        others = ops.as_int32(at_least(ops, sums, limit))
+        return ops.as_int32(ops.distinct(ops.concat([ops.as_int32(arrived), others]), sums.shape[0]))
+
+    candidates = ops.cond(limit >= least, lambda: ops.as_int32(arrived), with_all_others)
+    return ops.largest(sums, candidates, quota)
+
+
+def _kth_largest(ops: Ops, values: Array, k: int) -> Any:
+    """The k-th largest magnitude, the smallest if there are fewer, 0 if there are none."""
+    return ops.kth_largest(ops.concat([values, ops.zeros(1, values)]), ops.clip(ops.length(values), 1, k))
 
 
 @functools.cache

@@ -32,5 +32,6 @@ class SharedAllReduce:
     has_quotas = False
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
-        total = yield AllReduce(local.values, tag=f"values.k{k}")
-        return Reduced(ops.scatter_sum(spec.size, [(local.indices, total)]), used=local, finite=ops.all_finite(total))
+        sums = yield AllReduce(local.values, tag=f"values.k{k}")
+        total = ops.scatter_sum(spec.size, [(local.indices, sums * world.gain)])
+        return Reduced(total, used=local, finite=ops.all_finite(sums))

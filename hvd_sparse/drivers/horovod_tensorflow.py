@@ -70,6 +70,8 @@ class HorovodTensorFlow:
         self._graph: Any = None
         self._running: dict[str, _Running] = {}
         self._results: dict[str, Any] = {}
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._zero = tf.Variable(0, dtype=tf.int32, trainable=False)
 
     def world(self, step: Any) -> World:
         """The ranks that take part, at exchange number `step` (an int, or a tensor of an integer type)."""
@@ -128,7 +130,7 @@ class HorovodTensorFlow:
         if dtype == tf.bfloat16:  # which Horovod's TensorFlow operations lack
             tensor = tf.cast(tensor, tf.float32)
         settings = {"name": _unique(f"{kind}.{label}", self._graph), "ignore_name_scope": True, "process_set": group}
-        num_bytes = _num_bytes(tensor)
+        num_bytes, tensor = _num_bytes(tensor), self._opaque(tensor)
         if isinstance(request, AllReduce):
             self.num_bytes += 2 * num_bytes * (size - 1) / size
             answer = hvd.allreduce(tensor, op=_OPERATORS[request.op], **settings)
@@ -152,6 +154,18 @@ class HorovodTensorFlow:
             self.num_bytes += num_bytes * (size > 1)
             answer = hvd.broadcast(tensor, request.root, **settings)
         return tf.cast(answer, dtype)
+
+    def _opaque(self, tensor: Any) -> Any:
+        """`tensor`, of which TensorFlow cannot know in advance that it is constant, or equal to another.
+
+        Where this rank has no gradient it sends zeros. TensorFlow would run an operation on constants once, while it
+        optimises the graph, and keep the result for good; two of them with equal inputs it would run as one. Neither
+        happens on the ranks that do have a gradient: they would wait for ever. A slice whose start comes from a
+        variable, of the whole, is not copied, and prevents both.
+        """
+        whole = tensor[self._zero.read_value() :]
+        whole.set_shape(tensor.shape)
+        return whole
 
 
 def _unique(label: str, graph: Any) -> str:

@@ -17,7 +17,8 @@ from hvd_sparse.types import HvdSparseError, Program, World
 
 _log = logging.getLogger("hvd_sparse")
 _OPERATORS = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
-_PAUSE_SECONDS = 5e-5  # between two looks at the pending operations
+# Between two looks at the pending operations, growing while nothing happens: looks cost ranks that share cores dearly.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5e-5, 1e-3
 _WARN_SECONDS = 60.0
 
 
@@ -99,7 +100,7 @@ class HorovodTorch:
             if waited > _WARN_SECONDS and not warned:
                 _log.warning("%s", self._complaint(waited))
                 warned = True
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS + waited / 4))
         results, self._results = self._results, {}
         return results
 

@@ -130,7 +130,9 @@ class Simulator:
         first, tensors, size = requests[0], [request.tensor for request in requests], len(requests)
         if isinstance(first, AllReduce):
             combine = {"sum": self.ops.add, "max": self.ops.maximum, "min": self.ops.minimum}[first.op]
-            return [reduce(combine, tensors)] * size, [2 * num_words(t) * (size - 1) / size for t in tensors]
+            total = reduce(combine, tensors)
+            answers = [self.ops.scale(total, 1) for _ in range(size)]  # which programs may write over
+            return answers, [2 * num_words(t) * (size - 1) / size for t in tensors]
         if isinstance(first, AllGather):
             gathered = self.ops.concat(tensors)
             return [gathered] * size, [num_words(gathered) - num_words(t) for t in tensors]

@@ -6,7 +6,7 @@ Arithmetic, comparisons and basic slices are used directly on arrays; everything
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hvd_sparse.types import Array
@@ -51,7 +51,7 @@ class Ops(Protocol):
         """x, lengthened to `length` elements by `fill`."""
 
     def top_abs(self, x: Array, k: int) -> Array:
-        """(k,) ascending indices of the largest magnitudes; NaN counts as the largest."""
+        """(k,) ascending indices of the largest magnitudes; NaN counts as the largest. Of a matrix (B, m): (B, k)."""
 
     def above(self, x: Array, threshold: Any) -> Array:
         """Ascending indices where not |x| <= threshold: the larger ones, and NaN, so that NaN is never overlooked."""
@@ -70,8 +70,14 @@ class Ops(Protocol):
     def positions(self, mask: Array) -> Array:
         """Ascending indices of what is true."""
 
+    def distinct(self, indices: Array, n: int) -> Array:
+        """The ascending distinct indices below n."""
+
     def marks(self, n: int, indices: Array) -> Array:
-        """(n,) boolean: which indices occur, in whatever order and however often."""
+        """(n,) boolean: which indices occur, in whatever order and however often.
+
+        The result may reuse the memory of this object's previous result of that length.
+        """
 
     def kth_largest(self, x: Array, k: int) -> Any:
         """The k-th largest |x| (1 <= k <= n) as a scalar; NaN counts as the largest."""
@@ -79,8 +85,10 @@ class Ops(Protocol):
     def gather(self, x: Array, indices: Array) -> Array:
         """(k,) x[indices]."""
 
-    def scatter_sum(self, n: int, blocks: Sequence[tuple[Array, Array]]) -> Array:
+    def scatter_sum(self, n: int, blocks: Sequence[tuple[Array, Array]], onto: Array | None = None) -> Array:
         """(n,) sum of (indices, values) blocks, added in the order given: equal bits on every rank.
+
+        `onto`: at most n elements that the sum begins with, instead of zeros.
 
         Inside one block indices are unique, except for n itself: padding, which is dropped. The result may reuse the
         memory of this object's previous result.
@@ -127,6 +135,9 @@ class Ops(Protocol):
 
     def minimum(self, x: Array, y: Array) -> Array:
         """The elementwise minimum."""
+
+    def cond(self, predicate: Any, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
+        """What `yes` or `no` returns, by a 0-d boolean; only that one is called, or runs in a graph."""
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
         """x or y by a 0-d boolean: arrays, or dictionaries of arrays and numbers that have the same keys."""

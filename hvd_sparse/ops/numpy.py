@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class NumpyOps:
 
     def top_abs(self, x: Array, k: int) -> Array:
         order = np.argsort(-_magnitude(x), kind="stable")
-        return np.sort(order[:k])
+        return np.sort(order[..., :k])
 
     def above(self, x: Array, threshold: Any) -> Array:
         return np.flatnonzero(~(np.abs(x) <= threshold))
@@ -70,8 +70,14 @@ class NumpyOps:
     def positions(self, mask: Array) -> Array:
         return np.flatnonzero(mask)
 
+    def distinct(self, indices: Array, n: int) -> Array:
+        found = np.unique(indices)
+        return found[found < n]
+
     def marks(self, n: int, indices: Array) -> Array:
-        return np.isin(np.arange(n), indices)
+        mask = np.zeros(n, bool)
+        mask[indices] = True
+        return mask
 
     def kth_largest(self, x: Array, k: int) -> Any:
         return float(np.sort(_magnitude(x))[-k])
@@ -79,8 +85,10 @@ class NumpyOps:
     def gather(self, x: Array, indices: Array) -> Array:
         return x[indices]
 
-    def scatter_sum(self, n: int, blocks: Sequence[tuple[Array, Array]]) -> Array:
+    def scatter_sum(self, n: int, blocks: Sequence[tuple[Array, Array]], onto: Array | None = None) -> Array:
         total = np.zeros(n + 1, blocks[0][1].dtype)
+        if onto is not None:
+            total[: len(onto)] = onto
         np.add.at(total, np.concatenate([i for i, _ in blocks]), np.concatenate([values for _, values in blocks]))
         return total[:n]
 
@@ -129,6 +137,9 @@ class NumpyOps:
 
     def minimum(self, x: Array, y: Array) -> Array:
         return np.minimum(x, y)
+
+    def cond(self, predicate: Any, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
+        return yes() if predicate else no()
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
         return x if condition else y

@@ -32,4 +32,7 @@ class Dense:
         self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State
     ) -> Program[tuple[Reduced, State]]:
         total = yield AllReduce(x, tag="dense")
-        return Reduced(total, used=None, finite=ops.all_finite(total)), state
+        finite = ops.all_finite(total)
+        if world.gain != 1:
+            total = ops.scale(total, world.gain, out=total)
+        return Reduced(total, used=None, finite=finite), state

@@ -77,7 +77,7 @@ class SparseSum:
         if self.sparsifier.blind or self.sparsifier.shared_indices:
             # Such a selection may miss this rank's NaN: send it in place of the values, so that all ranks see it.
             values = ops.where(ops.all_finite(x), values, values * float("nan"))
-        reduced = yield from self.collective.reduce(ops, world, spec, x, k, Sparse(indices, values, part.size))
         if self.rescale:
-            reduced = replace(reduced, total=reduced.total * (spec.size / k))
+            world = replace(world, gain=world.gain * spec.size / k)
+        reduced = yield from self.collective.reduce(ops, world, spec, x, k, Sparse(indices, values, part.size))
         return reduced, state

@@ -38,6 +38,9 @@ class TopK:
         if spec.num_blocks == 1:
             return ops.top_abs(x, k), state
         size, quota = block_quota(spec.size, spec.num_blocks, k)
-        blocks = [(start, min(size, spec.size - start)) for start in range(0, spec.size, size)]
-        return ops.concat([ops.top_abs(x[s : s + length], min(quota, length)) + s for s, length in blocks]), state
+        blocks = ops.reshape(ops.pad(x, size * spec.num_blocks, 0), (spec.num_blocks, size))
+        places = ops.top_abs(blocks, quota)
+        starts = ops.integers([block * size for block in range(spec.num_blocks)], places)[:, None]
+        indices = ops.reshape(places + starts, (-1,))
+        return ops.gather(indices, ops.positions(indices < spec.size)), state
         yield  # a program that asks for nothing

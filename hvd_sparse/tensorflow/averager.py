@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,9 @@ class Averager:
         return averages
 
     def _exchange_at(self, density: float, grads: dict[str, Any], step: Any) -> tuple[dict[str, Any], list[Any]]:
-        world = self.driver.world(step)
+        share = 1.0 / self.driver.world(0).size if self.request.average else 1.0
+        later, gain = (share, 1.0) if self.request.half else (1.0, share)  # not in 16 bits
+        world = replace(self.driver.world(step), gain=gain)
         for bucket in self.buckets:
             members = [tf.reshape(tf.convert_to_tensor(grads[m.name]), [-1]) for m in bucket.layout.members]
             flat = tf.concat([tf.cast(member, tf.float32) for member in members], 0)
@@ -148,13 +151,12 @@ class Averager:
             self.driver.start(f"rows.{slot.name}", program)
         results = self.driver.finish()
         num_bytes = tf.cast(self.driver.num_bytes, tf.float64)
-        share = 1.0 / world.size if self.request.average else 1.0
         averages: dict[str, Any] = {}
         finite = []
         for bucket in self.buckets:
             reduced = results[bucket.layout.spec.name]
             finite.append(reduced.finite)
-            parts = tf.split(tf.cast(reduced.total, tf.float32) * share, [m.size for m in bucket.layout.members])
+            parts = tf.split(tf.cast(reduced.total, tf.float32) * later, [m.size for m in bucket.layout.members])
             averages.update((m.name, part) for m, part in zip(bucket.layout.members, parts))
         averages.update((slot.name, results[f"rows.{slot.name}"] * share) for slot in rows)
         averages = {s.name: tf.cast(tf.reshape(averages[s.name], s.shape), s.dtype) for s in self._plan.slots}

@@ -67,7 +67,7 @@ def agreed_driver(
     Raises:
         HvdSparseError: ranks differ, or another one refused. Or `refusal` itself, after the others were told.
     """
-    driver = HorovodTensorFlow(next_prefix(), {"global": process_set})
+    driver = HorovodTensorFlow(next_prefix(process_set), {"global": process_set})
     groups = request.config.groups if request else ()
     if refusal is None:
         try:

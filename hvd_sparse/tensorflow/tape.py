@@ -66,7 +66,7 @@ def DistributedGradientTape(
         op: `Average` or `Sum`.
         gradient_predivide_factor: as in Horovod; sums are in float32, so it changes nothing here.
         num_groups, groups: a number of buckets of about equal size.
-        process_set: ranks that average with each other.
+        process_set: ranks that average with each other; the others keep their own gradients.
         key: names the residual to use.
 
     Raises:
@@ -76,7 +76,7 @@ def DistributedGradientTape(
     identity = (key, str(request.describe()), process_set.process_set_id)
     if identity not in _averagers:
         with tf.init_scope():
-            driver = agreed_driver(process_set, request)
+            driver = agreed_driver(process_set, request) if process_set.included() else None
             _averagers[identity] = Averager(request, driver) if driver else None
     gradtape.averager = _averagers[identity]
     gradtape.__class__ = WrappedTape

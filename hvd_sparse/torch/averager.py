@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,12 +33,10 @@ class Averager:
 
     Args:
         names: parameter -> name, in order of registration, equal on all ranks.
-        config: how to exchange.
-        driver: runs the programs.
+        config: how to exchange; `driver` runs the programs.
         average: divide by the number of ranks.
         passes: backward passes per exchange.
-        groups: names of parameters that shall share a bucket.
-        sparse_as_dense: row-sparse gradients travel densely.
+        groups: names of parameters that shall share a bucket; `sparse_as_dense`: no rows, but dense gradients.
         grad_scaler: the scaler whose scale gradients carry.
     """
 
@@ -139,7 +138,9 @@ class Averager:
     def _start(self, bucket: Bucket) -> None:
         self._started = self._started or time.perf_counter()
         k = num_kept(self._density, bucket.layout.spec.size)
-        self.driver.start(bucket.layout.spec.name, bucket.program(self.driver.world(self.num_exchanges), k))
+        world = self.driver.world(self.num_exchanges)
+        world = replace(world, gain=self._scale / world.size if self.average else self._scale)
+        self.driver.start(bucket.layout.spec.name, bucket.program(world, k))
 
     def _start_rows(self, parameter: _Param) -> None:
         grad = self._local_grad(parameter) if parameter in self._touched else no_rows(parameter)
@@ -203,17 +204,16 @@ class Averager:
 
     def _install(self, results: dict[str, Any], census: Census) -> None:
         """Replace p.grad by the average wherever some rank had a gradient."""
-        share = 1.0 / self.driver.world(0).size if self.average else 1.0
         grads: dict[_Param, torch.Tensor] = {}
         self._finite = []
         for bucket in self.buckets:
             reduced = results[bucket.layout.spec.name]
             self._finite.append(reduced.finite)
-            grads.update(bucket.averages(reduced, share * self._scale))
+            grads.update(bucket.averages(reduced))
         for parameter in self._row_sparse:
             total, dense, finite = results[self.names[parameter]]
             self._finite.append(finite)
-            grads[parameter] = total * share
+            grads[parameter] = total / self.driver.world(0).size if self.average else total
             self.counters.sparse_gradients[self.names[parameter]] = "dense" if dense else "rows"
         for parameter in census.present & grads.keys():
             before = self._before.get(parameter)

@@ -76,10 +76,10 @@ class Bucket:
         self._outcome = (reduced, {"memory": self.reached, "scheme": scheme})
         return reduced
 
-    def averages(self, reduced: Reduced, gain: float) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """`gain * total` as one tensor per parameter: views of one flat buffer in the parameters' dtype."""
+    def averages(self, reduced: Reduced) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """The total as one tensor per parameter: views of one flat buffer in the parameters' dtype."""
         self.reset()
-        flat = reduced.total.mul_(gain).to(self.parameters[0].dtype)
+        flat = reduced.total.to(self.parameters[0].dtype)
         return {p: _part(flat, m).view(p.shape) for p, m in zip(self.parameters, self.layout.members)}
 
     def reset(self) -> None:

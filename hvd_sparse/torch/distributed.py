@@ -84,7 +84,7 @@ def DistributedOptimizer(
         check_host_groups(hvd, process_set, request.config.groups)
     except (ValueError, TypeError) as error:
         refusal = error
-    driver = HorovodTorch(next_prefix(), {"global": process_set}, request.config.timeout_seconds)
+    driver = HorovodTorch(next_prefix(process_set), {"global": process_set}, request.config.timeout_seconds)
     if process_set.size() > 1:
         membership.agree(driver, request.describe(), refusal)
     if refusal is not None:
