@@ -30,7 +30,9 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--density", type=float, default=0.01, help="share of the gradient entries that is sent (%(default)s)")
-    add("--sparsifier", default="threshold", help="which entries: threshold, topk, random_block (%(default)s)")
+    add("--sparsifier", default="threshold", help="which entries: threshold, topk, leader, random_block (%(default)s)")
+    add("--collective", help="how their sum travels: owner_reduce, allgather, shared_allreduce (what fits best)")
+    add("--wire", choices=["fp32", "fp16", "compact"], help="how entries are written, in 8, 6 or 4 bytes (fp32)")
     add("--memory", default="momentum", help="what becomes of the others: momentum, residual, none (%(default)s)")
     add("--warmup-steps", type=int, default=0, help="steps over which the density falls to --density (%(default)s)")
     add("--dense", action="store_true", help="Horovod's own dense allreduce instead")
@@ -76,7 +78,12 @@ def make_optimizer(args, model):
         if memory == "momentum":  # it applies the momentum, and before it selects: the optimizer must not do it again
             memory, momentum = Momentum(args.momentum), 0.0
         compression = hvd.Compression.sparse(
-            args.density, sparsifier=args.sparsifier, memory=memory, warmup_steps=args.warmup_steps
+            args.density,
+            sparsifier=args.sparsifier,
+            collective=args.collective,
+            wire=args.wire,
+            memory=memory,
+            warmup_steps=args.warmup_steps,
         )
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=momentum)
     return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=compression)

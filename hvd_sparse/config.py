@@ -119,6 +119,8 @@ def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Coll
             f"`wire` belongs to the collective: {type(choice).__name__}(wire=...). Received: wire={wire!r}."
         )
     chosen = wire_format(wire)
+    if choice == "shared_allreduce" and chosen.exact:
+        return registry.create("collective", choice)
     if choice == "shared_allreduce":
         raise ValueError(
             f"`wire` is for collectives that send indices: sums on the way would round, and nobody could keep what "

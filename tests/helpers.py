@@ -144,6 +144,14 @@ def assert_states_equal(actual: Any, expected: Any, what: str = "state") -> None
 # Simulated ranks.
 
 
+def asks(*requests: Any) -> Any:
+    """A program that makes these requests and returns the answers."""
+    answers = []
+    for request in requests:
+        answers.append((yield request))
+    return answers
+
+
 @dataclass(frozen=True)
 class Step:
     """What one exchange did, as NumPy arrays by rank. `kept` is None if the memory has no accumulator."""

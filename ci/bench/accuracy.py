@@ -1,8 +1,8 @@
 """Test accuracy with sparse gradients against Horovod's dense path: same seeds, epochs and hyper-parameters.
 
-Runs the Fashion-MNIST example under horovodrun, dense and with every combination of --sparsifiers and --memories, once
-per seed, one run after the other. Prints a table, writes JSON, and ends with status 1 if the mean accuracy of a sparse
-combination is more than --points below dense, or it sends more than --share of the dense bytes.
+Runs the Fashion-MNIST example under horovodrun, dense and with every combination of --sparsifiers, --memories and
+--wires, once per seed, one run after the other. Prints a table, writes JSON, and ends with status 1 if the mean
+accuracy of a sparse combination is more than --points below dense, or it sends more than --share of the dense bytes.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--sparsifiers", nargs="+", default=["threshold"], metavar="NAME")
     parser.add_argument("--memories", nargs="+", default=["momentum"], metavar="NAME")
+    parser.add_argument("--wires", nargs="+", default=["fp32"], metavar="NAME", help="others than fp32: PyTorch only")
     parser.add_argument("--points", type=float, default=0.5, help="accuracy that may be lost (%(default)s)")
     parser.add_argument("--share", type=float, default=0.025, help="of the dense bytes that may be sent (%(default)s)")
     parser.add_argument("--json", type=Path, default=ROOT / "out" / "accuracy.json")
@@ -99,9 +100,12 @@ def main() -> int:
     """The exit status."""
     args = parse_arguments()
     variants = {"dense": ["--dense"]}
-    for sparsifier, memory in itertools.product(args.sparsifiers, args.memories):
+    for sparsifier, memory, wire in itertools.product(args.sparsifiers, args.memories, args.wires):
         options = ["--density", str(args.density), "--sparsifier", sparsifier, "--memory", memory]
-        variants[f"{sparsifier}, {memory}"] = options
+        if wire == "fp32":
+            variants[f"{sparsifier}, {memory}"] = options
+        elif sparsifier not in ("leader", "random_block"):  # which send no indices
+            variants[f"{sparsifier}, {memory}, {wire}"] = [*options, "--wire", wire]
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
     for seed, name in itertools.product(args.seeds, variants):
         common = ["--epochs", str(args.epochs), "--seed", str(seed), *args.others]

@@ -103,10 +103,12 @@ def _largest(ops: Ops, sums: Array, arrived: Array, own: Array, quota: int) -> A
     """The indices of the `quota` largest sums of a block.
 
     They are among those that arrived, unless these are so small that values which the owner did not select (none is
-    larger than those that it did, `own`) compete with them.
+    larger than those that it did, `own`) compete with them. Where it selected nothing, nothing is known of the others.
     """
     limit = _kth_largest(ops, ops.gather(sums, arrived), quota)
-    least = _kth_largest(ops, ops.gather(own, ops.positions(own != 0)), quota)
+    selected = ops.gather(own, ops.positions(own != 0))
+    unknown = ops.zeros(1, own) + float("inf")
+    least = ops.kth_largest(ops.concat([unknown, selected]), ops.clip(ops.length(selected), 0, quota) + 1)
 
     def with_all_others() -> Array:
         others = ops.as_int32(at_least(ops, sums, limit))

@@ -150,7 +150,7 @@ class TorchOps:
             mask = np.zeros(n, bool)
         else:
             mask[before] = False
-        places = indices.numpy()
+        places = indices.numpy().copy()
         mask[places] = True
         if self.reuse:
             self._masks[n] = mask, places

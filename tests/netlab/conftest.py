@@ -1,4 +1,4 @@
-"""Makes ci/netlab.py importable, and skips the tests marked `netlab` where no lab can start."""
+"""Makes ci/netlab.py and the harness of tests/parallel importable, and skips the tests marked `netlab` where no lab can start."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "parallel"))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "ci"))
 
 from netlab import missing

@@ -28,6 +28,11 @@ try:
         loss.backward()
     if last and way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if last and way == "kill in exchange":  # its entries are on the way, of the sums it sends none
+        submit = optimizer.averager.driver._submit
+        optimizer.averager.driver._submit = lambda request, name: (
+            os.kill(os.getpid(), signal.SIGKILL) if ".sums." in name else submit(request, name)
+        )
     if last and way == "leave":
         sys.exit(0)
     if last and way == "stall":

@@ -1,8 +1,8 @@
 """Runs cases on several ranks under the real horovodrun.
 
-A case is a function `case_*` without arguments in a module of this folder. All cases of a module run one after the
-other in one launch, since starting the ranks costs more than most cases; pytest still reports each of them. After a
-failed case the launch ends, and the cases behind it report that they did not run.
+A case is a function `case_*` without arguments in a module of this folder, or of tests/netlab. All cases of a module
+run one after the other in one launch, since starting the ranks costs more than most cases; pytest still reports each of
+them. After a failed case the launch ends, and the cases behind it report that they did not run.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+NETLAB = HERE.parent / "netlab"
+PATH = f"{ROOT}:{HERE}:{NETLAB}:{HERE.parent}"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "0.5"}
 
 
@@ -41,7 +44,7 @@ def horovodrun(ranks: int, command: list[str], limit_seconds: float, env: dict[s
         f"localhost:{ranks}",
         "--gloo",
     ]
-    environment = {**os.environ, **QUIET, "PYTHONPATH": f"{ROOT}:{HERE}", **(env or {})}
+    environment = {**os.environ, **QUIET, "PYTHONPATH": PATH, **(env or {})}
     process = subprocess.Popen(
         [*launcher, *command], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL, text=True, start_new_session=True,
@@ -61,7 +64,8 @@ def horovodrun(ranks: int, command: list[str], limit_seconds: float, env: dict[s
 
 def case_names(module: str) -> list[str]:
     """The cases of a module, in order, without importing it."""
-    tree = ast.parse((HERE / f"{module}.py").read_text())
+    folder = HERE if (HERE / f"{module}.py").exists() else NETLAB
+    tree = ast.parse((folder / f"{module}.py").read_text())
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
 
 
@@ -83,11 +87,15 @@ class Launch:
                 raise AssertionError(f"{case} failed on rank {rank}:\n{report[case]}")
 
 
-@cache
-def launched(module: str, ranks: int, limit_seconds: float = 150.0) -> Launch:
-    """Run all cases of a module once."""
+def launch(module: str, ranks: int, limit_seconds: float, start: Callable[[list[str]], Run]) -> Launch:
+    """Run all cases of a module; `start` runs a command on every rank."""
     with tempfile.TemporaryDirectory() as folder:
-        worker = [sys.executable, str(HERE / "worker.py"), module, folder, str(ranks), str(limit_seconds - 10)]
-        run = horovodrun(ranks, worker, limit_seconds)
+        run = start([sys.executable, str(HERE / "worker.py"), module, folder, str(ranks), str(limit_seconds - 10)])
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
         return Launch([json.loads(file.read_text()) if file.exists() else {} for file in files], run)
+
+
+@cache
+def launched(module: str, ranks: int, limit_seconds: float = 150.0) -> Launch:
+    """Run all cases of a module once, on this machine."""
+    return launch(module, ranks, limit_seconds, lambda command: horovodrun(ranks, command, limit_seconds))

@@ -1,4 +1,7 @@
-"""The model, data and reference of the scenarios: see "Harness" in scenarios.md."""
+"""The model, data and reference of the scenarios: see "Harness" in scenarios.md.
+
+Operations have names: Horovod names others after a number, which differs where only some ranks use a process set.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +54,8 @@ def train_reference(
     for batch in data:
         optimizer.zero_grad()
         loss_of(model, batch).backward()
-        for parameter in model.parameters():
-            parameter.grad = horovod.allreduce(parameter.grad, op=horovod.Average)
+        for name, parameter in model.named_parameters():
+            parameter.grad = horovod.allreduce(parameter.grad, op=horovod.Average, name=f"reference.{name}")
         before_step()
         optimizer.step()
 
@@ -67,7 +70,7 @@ def flat_grad(model: Model) -> torch.Tensor:
 
 def assert_same_on_ranks(tensor: torch.Tensor) -> None:
     """Equal bit for bit on every rank."""
-    gathered = horovod.allgather(tensor.detach().reshape(1, -1).contiguous())
+    gathered = horovod.allgather(tensor.detach().reshape(1, -1).contiguous(), name="same on ranks")
     for rank in range(1, len(gathered)):
         difference = float((gathered[0] - gathered[rank]).abs().max())
         assert torch.equal(gathered[0], gathered[rank]), f"rank 0 and {rank} differ by {difference:.3g}"
@@ -80,4 +83,4 @@ def assert_equal(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-
 
 
 def summed(tensor: torch.Tensor) -> torch.Tensor:
-    return horovod.allreduce(tensor, op=horovod.Sum)
+    return horovod.allreduce(tensor, op=horovod.Sum, name="summed")

@@ -28,11 +28,12 @@ def test_an_exception_on_one_rank_is_told_on_all(way: str, cause: str) -> None:
 
 
 @pytest.mark.parallel(ranks=3)
-@pytest.mark.parametrize("way", ["kill", "leave"])
+@pytest.mark.parametrize("way", ["kill", "kill in exchange", "leave"])
 def test_a_rank_that_is_gone_ends_the_others(way: str) -> None:
     output, seconds = end_of(way)
     assert seconds < 60
     assert "another rank failed, or left" in output, output
+    assert ("Process 2 exit with status code 137" in output) == way.startswith("kill"), output
 
 
 @pytest.mark.parallel(ranks=3)

@@ -19,6 +19,7 @@ from hvd_sparse.memories.residual import Residual
 from hvd_sparse.sparsifiers.random_block import RandomBlock
 from hvd_sparse.sparsifiers.threshold import Threshold
 from hvd_sparse.sparsifiers.topk import TopK
+from hvd_sparse.wire import FORMATS, FP16, FP32
 
 
 class Own:
@@ -107,7 +108,7 @@ def test_unknown_names_are_answered_with_the_known_ones(kind):
 @pytest.mark.parametrize("kind", ["sparsifier", "collective", "memory"])
 def test_every_name_is_accepted(kind):
     for name in registry.METHODS[kind]:
-        more = {"sparsifier": "random_block"} if kind == "collective" else {}
+        more = {"sparsifier": "random_block"} if name == "shared_allreduce" else {}
         part = getattr(sparse_config(**{**more, kind: name}), kind)
         assert type(part) is registry.method_class(kind, name)
 
@@ -162,9 +163,58 @@ def test_illegal_pair(sparsifier):
 
 
 def test_the_cheapest_collective_that_fits():
-    assert isinstance(sparse_config(sparsifier="topk").collective, AllGatherSum)
+    assert isinstance(sparse_config(sparsifier="topk").collective, OwnerReduce)
     assert isinstance(sparse_config(sparsifier="random_block").collective, SharedAllReduce)
     assert isinstance(sparse_config(sparsifier="random_block", collective="allgather").collective, AllGatherSum)
+
+
+@pytest.mark.parametrize("sparsifier", [RandomBlock(), "random_block"])
+@pytest.mark.parametrize("collective", ["owner_reduce", "hierarchical", OwnerReduce()])
+def test_quotas_would_drop_most_of_a_shared_selection(sparsifier, collective):
+    with pytest.raises(ValueError, match="limits the entries of every part of the bucket") as info:
+        sparse_config(sparsifier=sparsifier, collective=collective)
+    assert "choose collective='shared_allreduce'" in str(info.value)
+    assert "sparsifier=RandomBlock" in str(info.value)
+
+
+# How entries are written
+
+
+@pytest.mark.parametrize(("wire", "type_"), [*FORMATS.items(), (FP16(), FP16)], ids=repr)
+@pytest.mark.parametrize("collective", [None, "owner_reduce", "allgather", "hierarchical"])
+def test_wire_formats(collective, wire, type_):
+    collective = sparse_config(collective=collective, wire=wire).collective
+    assert type(getattr(collective, "across", collective).wire) is type_
+
+
+def test_entries_are_exact_by_default():
+    assert isinstance(sparse_config().collective.wire, FP32)
+    assert isinstance(sparse_config(collective=AllGatherSum("fp16")).collective.wire, FP16)
+
+
+@pytest.mark.parametrize("collective", [None, "owner_reduce", "allgather"])
+@pytest.mark.parametrize("wire", ["fp8", "", 16, FP16, object()], ids=repr)
+def test_unknown_wire_formats(wire, collective):
+    with pytest.raises(ValueError, match="`wire` must be one of 'fp32', 'fp16', 'compact', or an object") as info:
+        sparse_config(collective=collective, wire=wire)
+    assert f"Received: wire={wire!r}." in str(info.value)
+
+
+@pytest.mark.parametrize("collective", [None, "shared_allreduce"])
+@pytest.mark.parametrize("wire", [name for name in FORMATS if name != "fp32"])
+def test_sums_on_the_way_take_no_wire_format(wire, collective):
+    with pytest.raises(ValueError, match="`wire` is for collectives that send indices") as info:
+        sparse_config(sparsifier="random_block", collective=collective, wire=wire)
+    assert f"Received: wire={wire!r} with collective='shared_allreduce'." in str(info.value)
+
+
+@pytest.mark.parametrize(
+    "collective", [OwnerReduce(), AllGatherSum("fp16"), Own()], ids=lambda part: type(part).__name__
+)
+def test_a_collective_that_is_made_already_has_its_wire_format(collective):
+    with pytest.raises(ValueError, match="`wire` belongs to the collective") as info:
+        sparse_config(collective=collective, wire="compact")
+    assert f"{type(collective).__name__}(wire=...). Received: wire='compact'." in str(info.value)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +311,9 @@ def test_description_names_every_setting():
         {"sparsifier": "topk"},
         {"sparsifier": Threshold(min_hits=64)},
         {"sparsifier": "random_block"},
+        {"collective": "allgather"},
+        {"wire": "fp16"},
+        {"wire": "compact"},
         {"memory": "none"},
         {"memory": Momentum(0.8)},
         {"warmup_steps": 5},

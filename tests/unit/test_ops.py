@@ -102,6 +102,12 @@ def test_add(backend, x, alpha, seed):
     assert_bits_equal(backend.numpy(right), y)
 
 
+def test_add_integers(backend):
+    """As a sum of indices, of which one is not zero; int32 stays int32, beyond what float32 could hold."""
+    x, y = backend.array(frozen([2**24 + 1, 0], np.int32)), backend.array(frozen([0, 2**31 - 1], np.int32))
+    assert_bits_equal(backend.numpy(backend.ops.add(x, y)), np.int32([2**24 + 1, 2**31 - 1]))
+
+
 @given(data=st.data(), n=st.integers(1, 20))
 def test_maximum_and_minimum(backend, data, n):
     x, y = (data.draw(vectors(ANY, n, n)) for _ in range(2))
@@ -142,6 +148,19 @@ def test_where(backend):
         chosen = ops.where(condition, {"a": x, "b": {"c": 1.0}}, {"a": y, "b": {"c": 2.0}})
         assert backend.numpy(chosen["a"]).tolist() == expected
         assert float(chosen["b"]["c"]) == (1.0 if value == 1 else 2.0)
+
+
+def test_cond_calls_one_branch(backend):
+    x = backend.array(floats(1, 2))
+
+    def never():
+        raise AssertionError("both branches were called")
+
+    yes = backend.ops.all_finite(x)
+    for condition in (yes, backend.ops.kth_largest(x, 1) >= 2.0):
+        assert backend.numpy(backend.ops.cond(condition, lambda: x, never)).tolist() == [1, 2]
+    no = backend.ops.all_finite(backend.array(floats(NAN)))
+    assert backend.numpy(backend.ops.cond(no, never, lambda: x[:1])).tolist() == [1]
 
 
 # Moving
@@ -186,6 +205,18 @@ def test_scatter_sum_adds_in_the_order_given(backend):
     big = [([0], [1e8]), ([0], [1.0]), ([0], [-1e8]), ([0], [1.0])]
     assert backend.numpy(backend.ops.scatter_sum(1, blocks_of(backend, big))).tolist() == [1.0]
     assert backend.numpy(backend.ops.scatter_sum(1, blocks_of(backend, big[::2] + big[1::2]))).tolist() == [2.0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_scatter_sum_onto_values(count, backend):
+    """They come first, however few; padding is still dropped."""
+    onto = floats(1e8, 2, NAN)[:count]
+    start, blocks = backend.array(onto), blocks_of(backend, [([0, 2, 3], [1.0, 5, 7]), ([0, 1], [-1e8, 1])])
+    expected = np.float32([0, 1, 5, 0])
+    expected[:count] = floats(0, 3, NAN)[:count]
+    expected[0] = 0 if count else np.float32(1) - np.float32(1e8)
+    np.testing.assert_array_equal(backend.numpy(backend.ops.scatter_sum(3, blocks, onto=start)), expected[:3])
+    assert_bits_equal(backend.numpy(start), onto)
 
 
 @given(x=vectors(ANY), data=st.data())

@@ -47,6 +47,26 @@ def test_top_abs_of_equal_magnitudes(value, backend):
         assert chosen.tolist() == [0, 1, 2, 3]  # the lowest: what the oracle promises
 
 
+@given(num_rows=st.integers(1, 4), data=st.data())
+def test_top_abs_of_rows(backend, num_rows, data):
+    """What it would be of each row alone."""
+    x = data.draw(vectors(ANY, num_rows, 6 * num_rows).map(lambda x: frozen(x[: len(x) // num_rows * num_rows])))
+    rows = frozen(x.reshape(num_rows, -1))
+    k = data.draw(st.integers(1, rows.shape[1]))
+    chosen = backend.numpy(backend.ops.top_abs(backend.array(rows), k))
+    assert chosen.shape == (num_rows, k)
+    for row, found in zip(rows, chosen):
+        assert_largest(row, found, np.arange(len(row)))
+        assert found.tolist() == backend.numpy(backend.ops.top_abs(backend.array(frozen(row)), k)).tolist()
+
+
+def test_top_abs_of_rows_of_equal_magnitudes(backend):
+    x = backend.array(frozen([[1, -1, 1, -1], [0, 0, 0, 0], [2, 1, -2, 1], [NAN, 1, INF, NAN]], np.float32))
+    chosen = backend.numpy(backend.ops.top_abs(x, 2)).tolist()
+    assert chosen[:3] == [[0, 1], [0, 1], [0, 2]]
+    assert chosen[3] in ([0, 2], [0, 3])  # NaN and infinity rank alike, or not
+
+
 def test_the_oracle_takes_the_lowest_index_of_a_tie():
     ops, x = BACK_ENDS["numpy"]().ops, frozen(np.random.default_rng(0).integers(-3, 4, 999), np.float32)
     threes, twos = np.flatnonzero(np.abs(x) == 3), np.flatnonzero(np.abs(x) == 2)

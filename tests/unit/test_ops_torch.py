@@ -85,6 +85,32 @@ def test_reuse_writes_over_the_previous_sum():
     assert first.data_ptr() == second.data_ptr()
 
 
+def test_reuse_starts_from_what_it_is_given():
+    ops = TorchOps(reuse=True)
+    ops.scatter_sum(3, torch_blocks(1, 2))
+    assert ops.scatter_sum(3, torch_blocks(5, indices=(2,)), onto=torch.tensor([7.0])).tolist() == [7, 0, 5]
+    assert ops.scatter_sum(3, torch_blocks(5, indices=(3,))).tolist() == [0, 0, 0]
+
+
+def test_reuse_of_marks():
+    """By length; what was marked before is not."""
+    ops = TorchOps(reuse=True)
+    first = ops.marks(4, torch.tensor([1, 3, 1]))
+    other = ops.marks(5, torch.tensor([4]))
+    second = ops.marks(4, torch.tensor([0]))
+    assert second.tolist() == [True, False, False, False]
+    assert first.data_ptr() == second.data_ptr()
+    assert other.tolist() == [False] * 4 + [True]
+    assert ops.marks(4, torch.tensor([], dtype=torch.int64)).tolist() == [False] * 4
+
+
+def test_marks_may_be_reused_after_their_indices_changed():
+    ops, indices = TorchOps(reuse=True), torch.tensor([1, 2])
+    ops.marks(4, indices)
+    indices.zero_()
+    assert ops.marks(4, torch.tensor([3])).tolist() == [False, False, False, True]
+
+
 def test_reuse_forgets_when_told():
     ops = TorchOps(reuse=True)
     first = ops.scatter_sum(3, torch_blocks(1, 2))

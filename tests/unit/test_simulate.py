@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import assert_bits_equal, floats, frozen
+from helpers import asks, assert_bits_equal, floats, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, num_words
 from hvd_sparse.drivers.simulate import Link, Simulator, run
 from hvd_sparse.types import HvdSparseError
-
-
-def asks(*requests):
-    """A program that makes these requests and returns the answers."""
-    answers = []
-    for request in requests:
-        answers.append((yield request))
-    return answers
 
 
 def simulate(backend, *programs):
@@ -88,6 +80,19 @@ def test_splits_that_horovod_refuses(counts, backend):
     with pytest.raises(ValueError, match="`splits` must have one entry per rank") as info:
         simulate(backend, *programs)
     assert "'rows'" in str(info.value)
+
+
+def test_splits_may_be_a_tuple(backend):
+    programs = [asks(AllToAll(backend.array(floats(*x)), (1, 2), "a")) for x in ((1, 2, 3), (4, 5, 6, 9))]
+    _, results = simulate(backend, *programs)
+    assert [backend.numpy(answer[0]).tolist() for (answer,) in results] == [[1, 4], [2, 3, 5, 6]]
+    for rank, (answer,) in enumerate(results):
+        assert_bits_equal(backend.numpy(answer[1]), np.full(2, 1 + rank, np.int32))
+
+
+def test_a_tuple_of_splits_that_horovod_refuses(backend):
+    with pytest.raises(ValueError, match=r"one entry per rank \(2\).*add up to 3 rows at most.*\[2, 2\] in 'rows'"):
+        simulate(backend, *(asks(AllToAll(backend.array(floats(1, 2, 3)), (2, 2), "rows")) for _ in range(2)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -213,12 +218,6 @@ def test_a_program_that_ends_early(backend):
     assert_mismatch(
         backend, programs, "rank 0: AllReduce(tag='b'", "rank 1: nothing, its program has ended", "in round 1"
     )
-
-
-def test_groups_are_not_simulated_silently(backend):
-    programs = [asks(AllReduce(backend.array(floats(1)), "t", group="local")) for _ in range(2)]
-    with pytest.raises(ValueError, match="Only the group 'global' is simulated"):
-        simulate(backend, *programs)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -125,6 +125,34 @@ def test_selections_of_unknown_length() -> None:
     assert (float(third), float(second)) == (3.0, INF)
 
 
+@pytest.mark.parametrize(("num_blocks", "size", "quota"), [(1, 9, 2), (3, 4, 4), (4, 3, 1), (2, 5, 8)])
+def test_blocks_of_unknown_length(num_blocks: int, size: int, quota: int) -> None:
+    """One trace for none, some, many entries; all of them in one block; ties; NaN."""
+
+    def blocks(indices: Any, values: Any) -> Any:
+        places, taken = OPS.blocks(indices, values, num_blocks, size, quota)
+        assert places.shape.as_list() == taken.shape.as_list() == [num_blocks, quota]
+        return places, taken
+
+    signature = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.float32)]
+    traced = tf.function(blocks, input_signature=signature, autograph=False)
+    oracle, rng = BACK_ENDS["numpy"]().ops, np.random.default_rng(0)
+    draws = [np.flatnonzero(rng.random(num_blocks * size) < part) for part in (0, 0.2, 0.5, 0.9, 1.1)]
+    for indices in [*draws, np.arange(size), np.arange((num_blocks - 1) * size, num_blocks * size)]:
+        distinct = (rng.permutation(len(indices)) + 1) * rng.choice([-1, 1], len(indices))
+        for values in (distinct, np.zeros(len(indices)), np.where(distinct == 1, NAN, distinct)):
+            arguments = indices.astype(np.int32), values.astype(np.float32)
+            for found, expected in zip(traced(*arguments), oracle.blocks(*arguments, num_blocks, size, quota)):
+                assert_bits_equal(found.numpy(), expected)
+    assert traced.experimental_get_tracing_count() == 1
+
+
+def test_the_largest_of_rows_in_a_graph() -> None:
+    rows = np.random.default_rng(0).integers(-3, 4, (5, 12)).astype(np.float32)
+    found = _traced(lambda x: OPS.top_abs(tf.ensure_shape(x, [5, None]), 3), rows)
+    assert found.numpy().tolist() == BACK_ENDS["numpy"]().ops.top_abs(rows, 3).tolist()
+
+
 def test_padding_gives_a_known_shape() -> None:
     def padded(x: Any) -> Any:
         result = OPS.pad(x, 4, 7)

@@ -1,0 +1,161 @@
+"""Who takes part in the speed benchmarks: every way to average gradients, by name.
+
+Two families, since Horovod's background thread must not take time from PyTorch's DDP: each has processes of its own.
+A method of this package is one line in `METHODS`. Its contenders are called `method@density`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from workloads import Batch, Workload
+
+# Keyword arguments of Compression.sparse.
+METHODS: dict[str, dict[str, Any]] = {
+    "allgather": {"collective": "allgather"},
+    "owner_reduce": {"collective": "owner_reduce"},
+    "owner_reduce-fp16": {"collective": "owner_reduce", "wire": "fp16"},
+    "owner_reduce-compact": {"collective": "owner_reduce", "wire": "compact"},
+    "leader": {"collective": "shared_allreduce", "sparsifier": "leader"},
+    "random_block": {"collective": "shared_allreduce", "sparsifier": "random_block"},
+    "hierarchical": {"collective": "hierarchical"},
+}
+
+
+class Trainer:
+    """A model in training.
+
+    Args:
+        workload: what it is.
+        model: the plain model, to evaluate.
+        optimizer: what steps.
+        forward: the model that the loss is taken of, if it is a wrapper.
+    """
+
+    def __init__(
+        self, workload: Workload, model: torch.nn.Module, optimizer: Any, forward: Callable[..., Any] | None = None
+    ) -> None:
+        self.workload = workload
+        self.model = model
+        self.forward = forward or model
+        self.optimizer = optimizer
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, workload.factor)
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """Train on one batch."""
+        self.optimizer.zero_grad()
+        loss = self.workload.loss(self.forward, batch)
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        return loss.detach()
+
+    def counted_bytes(self) -> float | None:
+        """Bytes per step that this rank has sent, where the optimizer says so."""
+        if not hasattr(self.optimizer, "metrics"):
+            return None
+        metrics = self.optimizer.metrics()
+        return float(metrics["bytes_sent"] / max(1, metrics["num_exchanges"]))
+
+
+def make(name: str, workload: Workload) -> Trainer:
+    """The trainer of a contender; in a process of its family, whose group is up."""
+    model = workload.make_model()
+    if name in _SPECIAL:
+        _, wrap = _SPECIAL[name]
+        return wrap(name, workload, model)
+    return _sparse(name, workload, model)
+
+
+def _sgd(workload: Workload, model: torch.nn.Module, momentum: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=workload.learning_rate, momentum=momentum)
+
+
+def _named(name: str, model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """A tensor that is known by this name already, with another type, would throw the other out of Horovod's cache."""
+    return [(f"{name}.{parameter}", value) for parameter, value in model.named_parameters()]
+
+
+def _alone(name: str, workload: Workload, model: torch.nn.Module) -> Trainer:
+    return Trainer(workload, model, _sgd(workload, model, workload.momentum))
+
+
+def _horovod(name: str, workload: Workload, model: torch.nn.Module) -> Trainer:
+    import horovod.torch as hvd
+
+    compression = hvd.Compression.fp16 if name.endswith("fp16") else hvd.Compression.none
+    optimizer = _sgd(workload, model, workload.momentum)
+    return Trainer(workload, model, hvd.DistributedOptimizer(optimizer, _named(name, model), compression))
+
+
+def _sparse(name: str, workload: Workload, model: torch.nn.Module) -> Trainer:
+    """The memory applies the momentum, so the optimizer must not."""
+    import hvd_sparse.torch as hvd
+    from hvd_sparse.memories.momentum import Momentum
+
+    method, _, density = name.partition("@")
+    memory = Momentum(workload.momentum) if workload.momentum else "residual"
+    compression = hvd.Compression.sparse(float(density), memory=memory, **METHODS[method])
+    optimizer = _sgd(workload, model, 0.0)
+    return Trainer(workload, model, hvd.DistributedOptimizer(optimizer, _named(name, model), compression))
+
+
+def _ddp(name: str, workload: Workload, model: torch.nn.Module) -> Trainer:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    if name == "ddp-powersgd":
+        # One bucket: the callbacks of several start Gloo's operations in another order on every rank, which aborts.
+        forward = DistributedDataParallel(model, bucket_cap_mb=4096)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        forward.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        forward = DistributedDataParallel(model)
+    if name == "ddp-bf16":
+        # By its own name PyTorch refuses this hook, unless for NCCL; but Gloo sums bfloat16.
+        forward.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))  # noqa: PLW0108
+    elif name == "ddp-fp16":
+        forward.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return Trainer(workload, model, _sgd(workload, model, workload.momentum), forward)
+
+
+_SPECIAL: dict[str, tuple[str, Callable[[str, Workload, torch.nn.Module], Trainer]]] = {
+    "computation": ("horovod", _alone),  # nothing is exchanged
+    "horovod": ("horovod", _horovod),
+    "horovod-fp16": ("horovod", _horovod),
+    "ddp": ("ddp", _ddp),
+    "ddp-bf16": ("ddp", _ddp),
+    "ddp-fp16": ("ddp", _ddp),
+    "ddp-powersgd": ("ddp", _ddp),
+}
+DENSE = "horovod"  # what all others are compared with
+FAMILIES = ("horovod", "ddp")
+
+
+def family(name: str) -> str:
+    """Which processes this contender runs in."""
+    return _SPECIAL[name][0] if name in _SPECIAL else "horovod"
+
+
+def expand(names: Iterable[str], densities: Iterable[float]) -> list[str]:
+    """Contenders without repetition: a method without a density stands for one of each.
+
+    Raises:
+        ValueError: a name is unknown, or a density is none.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        method, at, density = name.partition("@")
+        if name in _SPECIAL:
+            found[name] = None
+        elif method not in METHODS:
+            known = ", ".join([*_SPECIAL, *METHODS])
+            raise ValueError(f"a contender is one of {known}, with @DENSITY if you like. Received: {name!r}.")
+        else:
+            for one in [float(density)] if at else densities:
+                if not 0 < one <= 1:
+                    raise ValueError(f"a density must be in (0, 1]. Received: {name!r}.")
+                found[f"{method}@{one:g}"] = None
+    return list(found)
