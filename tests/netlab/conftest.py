@@ -1,4 +1,4 @@
-"""Makes ci/netlab.py and the harness of tests/parallel importable, and skips the tests marked `netlab` where no lab can start."""
+"""Makes ci/netlab.py and the harness of tests/parallel importable; skips those marked `netlab` where no lab can start."""
 
 import sys
 from pathlib import Path

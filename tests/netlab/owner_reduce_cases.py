@@ -53,8 +53,9 @@ def case_the_example() -> None:
     script, folder = ROOT / "examples" / "pytorch_fashion_mnist.py", os.environ["IMAGES"]
     results = Path(sys.argv[2], "results")
     options = ["--steps", "3", "--batch-size", "20", "--data", folder, "--json", str(results)]
-    with mock.patch.object(sys, "argv", [str(script), *options]), mock.patch.object(
-        sys, "path", [str(script.parent), *sys.path]
+    with (
+        mock.patch.object(sys, "argv", [str(script), *options]),
+        mock.patch.object(sys, "path", [str(script.parent), *sys.path]),
     ):
         found: dict[str, Any] = runpy.run_path(str(script), run_name="__main__")
     assert "main" in found

@@ -19,7 +19,7 @@ from test_netlab import until
 pytestmark = pytest.mark.netlab
 
 ENVIRONMENT = {**QUIET, "PYTHONPATH": PATH}
-assert NETLAB == Path(__file__).parent
+assert Path(__file__).parent == NETLAB
 
 
 @cache

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import own_hash_seed  # noqa: F401  (the first import)
-
 import sys
 from typing import Any
 
 import numpy as np
+import own_hash_seed  # noqa: F401  (the first import)
 import tensorflow as tf
 from cache_cases import DENSITY, NUM_STEPS, SHAPES, UnevenGather, complaints, configurations, gradients
 from timeline import ask_for_timeline, read_timeline
@@ -72,7 +71,9 @@ def case_buckets_without_gradients_on_one_rank() -> None:
     shape = (4, 5)
     for settings in ({"min_size": 100}, {"memory": "none"}):  # dense, sparse
         variables = {name: tf.Variable(tf.zeros(shape)) for name in ("both", "first", "second", "constant")}
-        compression = hvd.Compression.sparse(0.5, **{"min_size": 1, "bucket_bytes": 80, "sparsifier": "topk", **settings})
+        compression = hvd.Compression.sparse(
+            0.5, **{"min_size": 1, "bucket_bytes": 80, "sparsifier": "topk", **settings}
+        )
 
         @tf.function(autograph=False)
         def train_step(

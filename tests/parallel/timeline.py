@@ -37,6 +37,5 @@ def read_timeline(file: Path) -> dict[str, Use]:
     labels = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name" and "name" in e["args"]}
     seen = Counter((labels[event["pid"]], event["name"]) for event in events if event["ph"] in ("B", "X"))
     return {
-        name: Use(sum(seen[name, operation] for operation in _OPERATIONS), seen[name, "0"])
-        for name in labels.values()
+        name: Use(sum(seen[name, operation] for operation in _OPERATIONS), seen[name, "0"]) for name in labels.values()
     }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import own_hash_seed  # noqa: F401  (the first import)
-
 import sys
 import time
 from typing import Any
 
 import horovod.torch as horovod
+import own_hash_seed  # noqa: F401  (the first import)
 import pytest
 import torch
 from cache_cases import (
@@ -99,7 +98,7 @@ def case_hooks_in_another_order_on_each_rank() -> None:
             order = torch.randperm(10, generator=torch.Generator().manual_seed(10 * step + RANK)).tolist()
             x = torch.randn(16, 12, generator=torch.Generator().manual_seed(10 * step + RANK))
 
-            def loss(x: torch.Tensor = x, order: list[int] = order) -> torch.Tensor:
+            def loss(x: torch.Tensor = x, order: list[int] = order, branches: Any = branches) -> torch.Tensor:
                 for number in order:
                     x = x + branches[number](x) / 10
                 return x.square().mean()

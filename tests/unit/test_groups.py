@@ -27,7 +27,7 @@ class FakeSet:
 
 
 class FakeHorovod:
-    """What one rank knows. `slots`: ranks per host; `places`: (host, number on it) by rank, host by host unless given."""
+    """What one rank knows. `slots`: ranks per host; `places`: (host, number on it) by rank, or host by host."""
 
     def __init__(self, rank: int, slots: list[int], places: list[tuple[int, int]] | None = None) -> None:
         self.places = places or [(host, number) for host, count in enumerate(slots) for number in range(count)]
@@ -137,15 +137,17 @@ def test_sets_that_cannot_be_made(value: str | None, monkeypatch: pytest.MonkeyP
 
 def refused(ranks: list[FakeHorovod]) -> list[int]:
     """The ranks that see it. In a job they tell the others, which then refuse as well."""
-    found = []
+    texts = {}
     for hvd in ranks:
         try:
             check_host_groups(hvd, hvd.everybody, NAMES)
         except ValueError as error:
-            assert "needs equally many ranks on every host, numbered host by host" in str(error)
-            assert f"rank {hvd.rank()} of {hvd.size()} is number {hvd.local_rank()} of {hvd.local_size()}" in str(error)
-            found.append(hvd.rank())
-    return found
+            texts[hvd.rank()] = str(error)
+    for rank, text in texts.items():
+        hvd = ranks[rank]
+        assert "needs equally many ranks on every host, numbered host by host" in text
+        assert f"rank {rank} of {hvd.size()} is number {hvd.local_rank()} of {hvd.local_size()}" in text
+    return list(texts)
 
 
 @pytest.mark.parametrize("slots", [[2, 1], [1, 2], [3, 1], [2, 2, 1]])
