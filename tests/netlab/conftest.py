@@ -1,4 +1,4 @@
-"""Makes ci/netlab.py and the harness of tests/parallel importable; skips those marked `netlab` where no lab can start."""
+"""Makes ci/netlab.py and the harness of tests/parallel importable; skips what needs a lab where none can start."""
 
 import sys
 from pathlib import Path
