@@ -57,7 +57,7 @@ def _train_on(compression: Any) -> str:
 def case_nothing_is_negotiated_twice() -> None:
     prefixes = {name: _train_on(config) for name, config in configurations().items()}
     settings = {"min_size": 1, "bucket_bytes": BUCKET_BYTES}
-    ladder = _train_on(hvd.Compression.sparse(controller=Warmup(DENSITY, 12), **settings))
+    ladder = _train_on(hvd.Compression.sparse(controller=Warmup(DENSITY, 8), **settings))
     uneven = _train_on(hvd.Compression.sparse(DENSITY, collective=UnevenGather(), **settings))
     broadcast = _train_on(hvd.Compression.sparse(DENSITY, sparsifier=Leader(index_carrier="broadcast"), **settings))
     for step in range(NUM_STEPS):
