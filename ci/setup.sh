@@ -8,6 +8,7 @@ python=${PYTHON:-python3}
 venv=.venv
 stamp_file=$venv/.hvd_sparse_setup
 data=/usr/share/datasets/fashion-mnist
+text=/usr/share/dictd/gcide.dict.dz
 
 say() { printf 'set-up: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -56,14 +57,17 @@ install_packages() {
     [ ${#needed[@]} = 0 ] || die "apt-get does not help $python, which lacks: ${needed[*]}. PYTHON=... names another one."
 }
 
-# Images for the examples and tests. Not worth failing for: the examples also take --data DIR.
+# Images for the examples and tests, text for a benchmark. Not worth failing for: the examples also take --data DIR.
 install_data() {
-    [ ! -d "$data" ] || return 0
+    local needed=()
+    [ -d "$data" ] || needed+=(dataset-fashion-mnist)
+    [ -e "$text" ] || needed+=(dict-gcide)
+    if [ ${#needed[@]} = 0 ]; then return 0; fi
     if may_install; then
-        say "installing with apt-get: dataset-fashion-mnist"
-        apt_install dataset-fashion-mnist && return 0
+        say "installing with apt-get: ${needed[*]}"
+        apt_install "${needed[@]}" && return 0
     fi
-    say "the Fashion-MNIST images are not at $data. Run: sudo apt-get install -y dataset-fashion-mnist"
+    say "data for examples and benchmarks is missing. Run: sudo apt-get install -y ${needed[*]}"
 }
 
 # Tools of ci/netlab.py, also where only root finds them.
