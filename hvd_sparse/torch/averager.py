@@ -71,7 +71,7 @@ class Averager:
         self._pending = False  # the last exchange is neither committed nor discarded
         self._finite: list[Any] = []  # one flag per part of the last exchange
         self._bucket_of: dict[_Param, Bucket] = {}
-        self._row_sparse: list[_Param] = []
+        self._row_sparse: dict[_Param, None] = {}  # a list would compare tensors by their values
         self._forget_gradients()
         self.hooks = BackwardHooks(self._before_accumulation, self._after_accumulation, self._end_pass)
         for parameter in names:
@@ -137,10 +137,9 @@ class Averager:
 
     def _start(self, bucket: Bucket) -> None:
         self._started = self._started or time.perf_counter()
-        k = num_kept(self._density, bucket.layout.spec.size)
-        world = self.driver.world(self.num_exchanges)
+        spec, world = bucket.layout.spec, self.driver.world(self.num_exchanges)
         world = replace(world, gain=self._scale / world.size if self.average else self._scale)
-        self.driver.start(bucket.layout.spec.name, bucket.program(world, k))
+        self.driver.start(spec.name, bucket.program(world, num_kept(self._density, spec.size)))
 
     def _start_rows(self, parameter: _Param) -> None:
         grad = self._local_grad(parameter) if parameter in self._touched else no_rows(parameter)
@@ -222,7 +221,8 @@ class Averager:
             parameter.grad = grads[parameter] if before is None else grads[parameter] + before
 
     def _find_row_sparse(self, census: Census) -> list[_Param]:
-        self._row_sparse += (new := [p for p in self.names if p in census.row_sparse and p not in self._row_sparse])
+        new = [p for p in self.names if p in census.row_sparse and p not in self._row_sparse]
+        self._row_sparse.update(dict.fromkeys(new))
         return new
 
     def _plan_buckets(self, parameters: Sequence[_Param]) -> None:

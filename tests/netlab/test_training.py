@@ -19,6 +19,7 @@ from test_netlab import until
 pytestmark = pytest.mark.netlab
 
 ENVIRONMENT = {**QUIET, "PYTHONPATH": PATH}
+LIMIT_SECONDS = 180.0
 assert Path(__file__).parent == NETLAB
 
 
@@ -28,10 +29,10 @@ def launched(module: str, hosts: int, slots: int, rate: str, images: str = "") -
 
     def start(command: list[str]) -> Run:
         with NetLab(hosts, rate) as lab:
-            done = lab.horovodrun(command, 110, slots=slots, env={**ENVIRONMENT, "IMAGES": images})
+            done = lab.horovodrun(command, LIMIT_SECONDS, slots=slots, env={**ENVIRONMENT, "IMAGES": images})
             return Run(done.code, done.output)
 
-    return launch(module, hosts * slots, 120.0, start)
+    return launch(module, hosts * slots, LIMIT_SECONDS, start)
 
 
 @pytest.mark.parallel(ranks=4)

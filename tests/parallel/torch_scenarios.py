@@ -100,6 +100,23 @@ def case_t2_sparse_embedding_stays_sparse() -> None:
     assert_same_on_ranks(table.weight)
 
 
+def case_sparse_embeddings_beside_other_layers() -> None:
+    """Of several row-sparse parameters one must not be taken for another."""
+    torch.manual_seed(0)
+    tables = [torch.nn.Embedding(rows, 4, sparse=True) for rows in (50, 60)]
+    head = torch.nn.Linear(4, 2)
+    model = torch.nn.ModuleList([*tables, head])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        words = torch.tensor([step, RANK + 1, 7])
+        head(tables[0](words) + tables[1](words + 1)).square().sum().backward()
+        optimizer.step()
+    assert set(optimizer.metrics()["sparse_gradients"]) == {"0.weight", "1.weight"}
+    for parameter in model.parameters():
+        assert_same_on_ranks(parameter)
+
+
 def case_t3_full_embedding_goes_dense() -> None:
     table, optimizer = _embedding(list(range(1000)))
     other, _ = _embedding(list(range(1000)), sparse_as_dense=True)
@@ -110,7 +127,7 @@ def case_t3_full_embedding_goes_dense() -> None:
 
 
 def case_t5_tiny_gradients_come_back() -> None:
-    """Sixteen-bit values on the wire are another issue's; here a tiny value must not be flushed for ever."""
+    """A tiny value must not be flushed for ever. With 16-bit values on the wire: tests/unit/test_wire.py."""
     weight = torch.nn.Parameter(torch.zeros(2, 2))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([weight], lr=1.0),
