@@ -85,7 +85,7 @@ def case_hooks_in_another_order_on_each_rank() -> None:
     """Autograd completes the buckets of parallel branches in the order in which this rank used them."""
     for collective in ("owner_reduce", "allgather"):
         torch.manual_seed(0)
-        branches = torch.nn.ModuleList(torch.nn.Linear(12, 12) for _ in range(10))
+        branches = torch.nn.ModuleList(torch.nn.Linear(12, 12) for _ in range(7))
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(branches.parameters(), lr=0.0),
             branches.named_parameters(),
@@ -94,13 +94,13 @@ def case_hooks_in_another_order_on_each_rank() -> None:
         weights = [branch.weight for branch in branches]
         local, sent = ([torch.zeros(12, 12) for _ in weights] for _ in range(2))
         orders = []
-        for step in range(6):
-            order = torch.randperm(10, generator=torch.Generator().manual_seed(10 * step + RANK)).tolist()
+        for step in range(4):
+            order = torch.randperm(7, generator=torch.Generator().manual_seed(10 * step + RANK)).tolist()
             x = torch.randn(16, 12, generator=torch.Generator().manual_seed(10 * step + RANK))
 
             def loss(x: torch.Tensor = x, order: list[int] = order, branches: Any = branches) -> torch.Tensor:
                 for number in order:
-                    x = x + branches[number](x) / 10
+                    x = x + branches[number](x) / 7
                 return x.square().mean()
 
             optimizer.zero_grad()
@@ -114,7 +114,7 @@ def case_hooks_in_another_order_on_each_rank() -> None:
         everybody = hvd.allgather_object(orders)
         for orders_of_step in list(zip(*everybody))[1:]:  # buckets are planned in the first
             assert len(set(map(tuple, orders_of_step))) == SIZE, orders_of_step
-            assert all(len(order) >= 11 for order in orders_of_step)
+            assert all(len(order) >= 8 for order in orders_of_step)
         memory = optimizer.compression_state_dict()["memory"]
         for i in range(len(weights)):  # values that were mixed up between buckets would not add up
             assert_equal(summed(local[i]), sent[i] + summed(memory[f"{i}.weight"]["residual"]), 1e-5)
@@ -147,7 +147,7 @@ def case_sets_in_another_order_on_each_rank() -> None:
             torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters(), sparse(memory="none")
         ),
     ]
-    for step in range(8):
+    for step in range(4):
         random = torch.Generator().manual_seed(10 * step + RANK)
         rows = torch.randint(0, 40, (6,), generator=random)
         hidden = table(rows)

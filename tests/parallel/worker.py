@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -39,7 +40,17 @@ def main() -> int:
         save()
         if report[name]:
             return 1
+    wait_for_others(folder, ranks, report)
     return 0
+
+
+def wait_for_others(folder: Path, ranks: int, report: dict[str, str]) -> None:
+    """Horovod aborts a rank that is still at work when one of its process sets has left."""
+    end = time.monotonic() + 30
+    for other in range(ranks):
+        file = folder / f"{other}.json"
+        while not (file.exists() and len(json.loads(file.read_text())) == len(report)) and time.monotonic() < end:
+            time.sleep(0.02)
 
 
 if __name__ == "__main__":
