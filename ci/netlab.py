@@ -169,14 +169,12 @@ class NetLab:
 
     def popen(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process on a host; options as those of subprocess.Popen. Ends with the lab at the latest."""
-        tool = netns.find_tool("ip") or "ip"
-        return subprocess.Popen([tool, "netns", "exec", self.namespaces[host], *command], **options)
+        return subprocess.Popen(netns.inside(self.namespaces[host], command), **options)
 
     def exec_in(self, host: int, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end; returns its code and texts. Options as those of subprocess.run."""
-        tool = netns.find_tool("ip") or "ip"
         options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, **options}
-        return subprocess.run([tool, "netns", "exec", self.namespaces[host], *command], **options)
+        return subprocess.run(netns.inside(self.namespaces[host], command), **options)
 
     def processes(self, host: int) -> list[int]:
         """All processes of a host, the oldest first; the first is its sshd."""

@@ -125,6 +125,11 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
 
 
+def inside(name: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs a command in a namespace."""
+    return [find_tool("ip") or "ip", "netns", "exec", name, *command]
+
+
 def call(*command: str, lines: Sequence[str] = ()) -> None:
     """Run a tool; `lines` go to its standard input."""
     text = "".join(f"{line}\n" for line in lines)
@@ -194,7 +199,7 @@ def limit_link(name: str, switch: str, number: int, rate: str) -> None:
 def start_sshd(name: str) -> int:
     """Start the sshd of a host; returns its process once it listens."""
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd wants it, the Debian package makes it at boot only
-    command = ["ip", "netns", "exec", name, find_tool("sshd"), "-D", "-e", "-f", "/etc/ssh/sshd_config"]
+    command = inside(name, [find_tool("sshd") or "sshd", "-D", "-e", "-f", "/etc/ssh/sshd_config"])
     log = FILES / name / "ssh" / "sshd.log"
     with log.open("w") as file:
         sshd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)

@@ -119,14 +119,14 @@ def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Coll
             f"`wire` belongs to the collective: {type(choice).__name__}(wire=...). Received: wire={wire!r}."
         )
     chosen = wire_format(wire)
-    if choice == "shared_allreduce" and chosen.exact:
-        return registry.create("collective", choice)
-    if choice == "shared_allreduce":
+    if not registry.method_class("collective", choice).needs_shared_indices:  # type: ignore[attr-defined]
+        return registry.create("collective", choice, wire=chosen)
+    if not chosen.exact:
         raise ValueError(
             f"`wire` is for collectives that send indices: sums on the way would round, and nobody could keep what "
-            f"they lose. Received: wire={wire!r} with collective='shared_allreduce'."
+            f"they lose. Received: wire={wire!r} with collective={choice!r}."
         )
-    return registry.create("collective", choice, wire=chosen)
+    return registry.create("collective", choice)
 
 
 def check_passes(passes: Any) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from hvd_sparse.types import listed
+
 METHODS: dict[str, dict[str, str]] = {
     "sparsifier": {
         "threshold": "hvd_sparse.sparsifiers.threshold:Threshold",
@@ -51,7 +53,7 @@ def method_class(kind: str, name: str) -> type:
     try:
         module, _, attribute = METHODS[kind][name].partition(":")
     except KeyError:
-        known = ", ".join(repr(known) for known in METHODS[kind])
+        known = listed(METHODS[kind])
         raise ValueError(f"`{kind}` must be one of {known}, or an object. Received: {kind}={name!r}.") from None
     found: type = getattr(import_module(module), attribute)
     return found
@@ -63,7 +65,7 @@ def create(kind: str, choice: Any, **arguments: Any) -> Any:
         return method_class(kind, choice)(**arguments)
     missing = [name for name in _INTERFACES[kind] if not hasattr(choice, name)]
     if isinstance(choice, type) or missing:
-        known = ", ".join(repr(known) for known in METHODS[kind])
+        known = listed(METHODS[kind])
         lacks = "it is a class, not an object" if isinstance(choice, type) else f"it has no {', '.join(missing)}"
         raise TypeError(
             f"`{kind}` must be one of {known}, or an object with {', '.join(_INTERFACES[kind])}. "

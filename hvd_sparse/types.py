@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -88,6 +88,16 @@ def block_quota(size: int, num_blocks: int, k: int) -> tuple[int, int]:
     """Elements of a block, where the last ones may be shorter or empty, and the entries that each may send."""
     block_size = -(-size // num_blocks)
     return block_size, min(block_size, max(1, k // num_blocks))
+
+
+def block_span(size: int, block_size: int, block: int) -> tuple[int, int]:
+    """Where a block of a vector of `size` elements begins and ends."""
+    return min(block * block_size, size), min((block + 1) * block_size, size)
+
+
+def listed(names: Iterable[str]) -> str:
+    """'a', 'b': the names that an argument may have, for a message."""
+    return ", ".join(map(repr, names))
 
 
 def check_density(density: Any, name: str = "density") -> float:

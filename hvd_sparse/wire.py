@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Sparse
+from hvd_sparse.types import Array, Sparse, listed
 
 _MAGNITUDE, _EXPONENT = 0x7FFFFFFF, 0x7F800000  # of a float32's bits: all but the sign; those of infinity
 _LEAST = (127 - 80) << 23  # the bits of 2^-80: nothing on the way becomes a denormal, which some processors flush
@@ -115,8 +115,7 @@ def wire_format(choice: Any) -> WireFormat:
     if isinstance(choice, str) and choice in FORMATS:
         return FORMATS[choice]()
     if isinstance(choice, (str, type)) or not all(hasattr(choice, name) for name in ("exact", "pack", "unpack")):
-        known = ", ".join(map(repr, FORMATS))
-        hint = f"`wire` must be one of {known}, or an object with exact, pack, unpack."
+        hint = f"`wire` must be one of {listed(FORMATS)}, or an object with exact, pack, unpack."
         raise ValueError(f"{hint} Received: wire={choice!r}.")
     return choice
 

@@ -6,7 +6,7 @@ from hvd_sparse.collectives.owner_reduce import OwnerReduce
 from hvd_sparse.collectives.requests import AllGather, AllReduce
 from hvd_sparse.memories import remainder
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World
+from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World, block_span
 from hvd_sparse.wire import WireFormat
 
 
@@ -55,8 +55,8 @@ class Hierarchical:
         size = -(-spec.size // num_local)
         if num_local > 1:
             x = yield AllReduce(x, tag="host", group="local")
-        part = x[min(rank * size, spec.size) : min((rank + 1) * size, spec.size)]
-        part = ops.pad(part, size, 0)
+        start, stop = block_span(spec.size, size, rank)
+        part = ops.pad(x[start:stop], size, 0)
         return Spec(spec.name, size, spec.dtype, world.place("cross")[1]), part, max(1, k // num_local)
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
@@ -68,7 +68,7 @@ class Hierarchical:
             return reduced
         total = yield AllGather(reduced.total, tag="parts", group="local", same_length=True)
         total = total[: spec.size]
-        start, stop = min(rank * local.size, spec.size), min((rank + 1) * local.size, spec.size)
+        start, stop = block_span(spec.size, local.size, rank)
         stays = remainder(ops, x, reduced)[: stop - start]
         kept = ops.concat([ops.zeros(start, total), stays, ops.zeros(spec.size - stop, total)])
         applied = ops.above(total, 0.0)  # what of this rank is in it, only its host knows

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_sparse.collectives.requests import AllGather, AllToAll
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.sparsifiers.threshold import at_least
-from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World, block_quota
+from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World, block_quota, block_span
 from hvd_sparse.wire import WireFormat, message, wire_format
 
 _log = logging.getLogger("hvd_sparse")
@@ -56,7 +56,7 @@ class OwnerReduce:
         size, quota = block_quota(n, num_ranks, k)
         if k < num_ranks:
             _say(f"Bucket {spec.name}: one entry per rank ({num_ranks}) is sent, though the density asks for {k}.")
-        start, stop = min(rank * size, n), min((rank + 1) * size, n)
+        start, stop = block_span(n, size, rank)
         flat, others = (num_ranks * quota,), [r for r in range(num_ranks) if r != rank]
 
         # Everybody's entries go to the owners.
@@ -111,11 +111,9 @@ def _largest(ops: Ops, sums: Array, arrived: Array, own: Array, quota: int) -> A
     least = ops.kth_largest(ops.concat([unknown, selected]), ops.clip(ops.length(selected), 0, quota) + 1)
 
     def with_all_others() -> Array:
-        others = ops.as_int32(at_least(ops, sums, limit))
-        return ops.as_int32(ops.distinct(ops.concat([ops.as_int32(arrived), others]), sums.shape[0]))
+        return ops.distinct(ops.concat([arrived, ops.as_int32(at_least(ops, sums, limit))]), sums.shape[0])
 
-    candidates = ops.cond(limit >= least, lambda: ops.as_int32(arrived), with_all_others)
-    return ops.largest(sums, candidates, quota)
+    return ops.largest(sums, ops.cond(limit >= least, lambda: arrived, with_all_others), quota)
 
 
 def _kth_largest(ops: Ops, values: Array, k: int) -> Any:

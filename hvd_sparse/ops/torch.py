@@ -19,7 +19,7 @@ _PIECE = 1 << 17
 
 
 class TorchOps:
-    """See `Ops`. Lengths are ints; on a GPU `above` is therefore the one operation that waits for the device.
+    """See `Ops`. Lengths are ints, and `cond` is an `if`: on a GPU `above`, `positions`, `distinct` and `cond` wait.
 
     Args:
         reuse: `scatter_sum` and `marks` write over their previous results of that size. Fresh memory costs as much as

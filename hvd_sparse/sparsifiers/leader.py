@@ -6,7 +6,7 @@ from typing import Any
 
 from hvd_sparse.collectives.requests import AllGather, AllReduce, Broadcast
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Program, Spec, State, World
+from hvd_sparse.types import Array, Program, Spec, State, World, listed
 
 MODES = ("star", "clt", "var")
 INDEX_CARRIERS = ("allreduce", "broadcast")
@@ -58,10 +58,10 @@ class Leader:
 
     def __init__(self, mode: str = "star", index_carrier: str = "allreduce") -> None:
         if mode not in MODES:
-            raise ValueError(f"`mode` must be one of {_listed(MODES)}. Received: mode={mode!r}.")
+            raise ValueError(f"`mode` must be one of {listed(MODES)}. Received: mode={mode!r}.")
         if index_carrier not in INDEX_CARRIERS:
             raise ValueError(
-                f"`index_carrier` must be one of {_listed(INDEX_CARRIERS)}. Received: index_carrier={index_carrier!r}."
+                f"`index_carrier` must be one of {listed(INDEX_CARRIERS)}. Received: index_carrier={index_carrier!r}."
             )
         self.mode = mode
         self.index_carrier = index_carrier
@@ -109,7 +109,3 @@ def _known(root: Any) -> int:
             "`index_carrier` must be 'allreduce' in a TensorFlow graph, where the leader is a tensor: Horovod's "
             "broadcast needs a number. Received: index_carrier='broadcast'."
         ) from error
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(map(repr, names))
