@@ -26,7 +26,7 @@ settings.register_profile(
 )
 settings.load_profile("hvd_sparse")
 
-_RAN = pytest.StashKey[Counter]()
+_RAN: Counter[int] = Counter()
 
 
 @pytest.fixture(scope="session", params=list(BACK_ENDS))
@@ -44,10 +44,14 @@ def quick_backend(request: pytest.FixtureRequest) -> BackEnd:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     report = yield
-    if report.when == "call" and not report.skipped:
-        item.config.stash.setdefault(_RAN, Counter())[num_ranks(item)] += 1
+    report.num_ranks = num_ranks(item)
     return report
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    terminalreporter.write_line(describe_ranks(config.stash.get(_RAN, Counter())))
+def pytest_runtest_logreport(report: Any) -> None:
+    if report.when == "call" and not report.skipped:
+        _RAN[report.num_ranks] += 1
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    terminalreporter.write_line(describe_ranks(_RAN))

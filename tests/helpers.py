@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -239,6 +240,11 @@ class Ranks:
 def total_words(rounds: Sequence[Round], size: int) -> float:
     """Words of the busiest rank."""
     return max(sum(one.words[rank] for one in rounds) for rank in range(size))
+
+
+def short_repr(value: Any) -> str:
+    """Like repr, without the addresses of objects: parallel workers must agree on the names of tests."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def num_ranks(item: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import short_repr
 
 from hvd_sparse import registry
 from hvd_sparse.collectives.allgather import AllGatherSum
@@ -82,7 +83,7 @@ def test_defaults():
         ([0.1], TypeError),
         (1j, TypeError),
     ],
-    ids=repr,
+    ids=short_repr,
 )
 @pytest.mark.parametrize("more", [{}, {"warmup_steps": 5}], ids=["fixed", "warmup"])
 def test_density_out_of_range(density, error, more):
@@ -180,7 +181,7 @@ def test_quotas_would_drop_most_of_a_shared_selection(sparsifier, collective):
 # How entries are written
 
 
-@pytest.mark.parametrize(("wire", "type_"), [*FORMATS.items(), (FP16(), FP16)], ids=repr)
+@pytest.mark.parametrize(("wire", "type_"), [*FORMATS.items(), (FP16(), FP16)], ids=short_repr)
 @pytest.mark.parametrize("collective", [None, "owner_reduce", "allgather", "hierarchical"])
 def test_wire_formats(collective, wire, type_):
     collective = sparse_config(collective=collective, wire=wire).collective
@@ -193,7 +194,7 @@ def test_entries_are_exact_by_default():
 
 
 @pytest.mark.parametrize("collective", [None, "owner_reduce", "allgather"])
-@pytest.mark.parametrize("wire", ["fp8", "", 16, FP16, object()], ids=repr)
+@pytest.mark.parametrize("wire", ["fp8", "", 16, FP16, object()], ids=short_repr)
 def test_unknown_wire_formats(wire, collective):
     with pytest.raises(ValueError, match="`wire` must be one of 'fp32', 'fp16', 'compact', or an object") as info:
         sparse_config(collective=collective, wire=wire)
@@ -321,7 +322,7 @@ def test_description_names_every_setting():
         {"min_size": 0},
         {"timeout_seconds": 5},
     ],
-    ids=repr,
+    ids=short_repr,
 )
 def test_description_differs_when_a_setting_does(other):
     assert sparse_config(**other).describe() == sparse_config(**other).describe()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import assert_close
+from helpers import assert_close, short_repr
 
 from hvd_sparse.memories.momentum import Momentum
 from hvd_sparse.memories.none import NoMemory
@@ -19,7 +19,7 @@ HALVES = ["float16", "bfloat16"]
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("memory", [Residual(), Momentum(0.9), Momentum(0.9, nesterov=True)], ids=str)
+@pytest.mark.parametrize("memory", [Residual(), Momentum(0.9), Momentum(0.9, nesterov=True)], ids=short_repr)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_half_gradients_enter_float32_states(dtype, memory, in_place):
     ops = TorchOps()
@@ -37,7 +37,7 @@ def test_half_gradients_enter_float32_states(dtype, memory, in_place):
         assert_close(x.numpy() * 2.0**26, y.numpy() * 2.0**26, 1e-6)
 
 
-@pytest.mark.parametrize("memory", [Residual(), Momentum(0.9), Momentum(0.9, nesterov=True)], ids=str)
+@pytest.mark.parametrize("memory", [Residual(), Momentum(0.9), Momentum(0.9, nesterov=True)], ids=short_repr)
 def test_half_gradients_in_the_oracle(memory):
     grad = np.array([1.0], np.float16)
     state = {key: NumpyOps().zeros(1, grad) for key in memory.keys}

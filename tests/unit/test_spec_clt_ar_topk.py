@@ -15,6 +15,7 @@ from helpers import (
     assert_states_equal,
     floats,
     frozen,
+    short_repr,
     total_words,
 )
 from hypothesis import given
@@ -377,7 +378,7 @@ def test_a_dense_bucket_needs_no_filter(backend):
         assert not np.any(step.kept)
 
 
-@pytest.mark.parametrize("beta", [0, 0.0, -0.1, 1.5, NAN, INF, True, "0.1", None], ids=repr)
+@pytest.mark.parametrize("beta", [0, 0.0, -0.1, 1.5, NAN, INF, True, "0.1", None], ids=short_repr)
 def test_beta_out_of_range(beta):
     with pytest.raises(ValueError, match=r"`beta` must be in \(0, 1\]\. Received: beta="):
         Residual(beta)
@@ -440,14 +441,14 @@ def test_no_broadcast_in_a_graph(mode):
 # What may be asked for
 
 
-@pytest.mark.parametrize("mode", ["STAR", "", None, 1, True, ["star"]], ids=repr)
+@pytest.mark.parametrize("mode", ["STAR", "", None, 1, True, ["star"]], ids=short_repr)
 def test_no_such_mode(mode):
     with pytest.raises(ValueError) as info:
         Leader(mode)
     assert str(info.value) == f"`mode` must be one of 'star', 'clt', 'var'. Received: mode={mode!r}."
 
 
-@pytest.mark.parametrize("carrier", ["allgather", "", None, 1], ids=repr)
+@pytest.mark.parametrize("carrier", ["allgather", "", None, 1], ids=short_repr)
 def test_no_such_carrier(carrier):
     with pytest.raises(ValueError) as info:
         Leader(index_carrier=carrier)

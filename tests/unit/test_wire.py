@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import BACK_ENDS, BackEnd, Ranks, assert_bits_equal, assert_same_on_ranks, floats, frozen
+from helpers import BACK_ENDS, BackEnd, Ranks, assert_bits_equal, assert_same_on_ranks, floats, frozen, short_repr
 from hypothesis import given
 from hypothesis import strategies as st
 from vectors import INF, NAN
@@ -318,7 +318,7 @@ def test_a_format_by_name_or_object():
     assert wire_format(own) is own
 
 
-@pytest.mark.parametrize("choice", ["fp64", "FP16", "", None, 16, object(), Compact], ids=repr)
+@pytest.mark.parametrize("choice", ["fp64", "FP16", "", None, 16, object(), Compact], ids=short_repr)
 def test_what_is_no_format(choice):
     with pytest.raises(ValueError, match="`wire` must be one of 'fp32', 'fp16', 'compact', or an object") as info:
         AllGatherSum(wire=choice)
