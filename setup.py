@@ -24,7 +24,7 @@ def long_description() -> str:
 
 
 PLOT = ["matplotlib>=3.7"]
-TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8", "pytest-timeout>=2.3", "ruff>=0.6", *PLOT]
+TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "ruff>=0.6", *PLOT]
 
 setup(
     name="hvd-sparse",
@@ -51,7 +51,7 @@ setup(
     extras_require={
         "torch": ["torch>=2.1"],
         "tensorflow": ["tensorflow>=2.16"],
-        "gnn": ["torch>=2.1", "torch-geometric>=2.5", "pymetis>=2023.1", "scipy>=1.9"],
+        "gnn": ["torch>=2.1", "torch-geometric>=2.5", "pymetis>=2025.2", "scipy>=1.9"],
         "plot": PLOT,
         "test": TEST,
         "dev": [*TEST, "pre-commit>=3.5"],

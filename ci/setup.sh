@@ -9,6 +9,7 @@ venv=.venv
 stamp_file=$venv/.hvd_sparse_setup
 data=/usr/share/datasets/fashion-mnist
 text=/usr/share/dictd/gcide.dict.dz
+words=/usr/share/wordnet/data.noun
 
 say() { printf 'set-up: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -57,11 +58,12 @@ install_packages() {
     [ ${#needed[@]} = 0 ] || die "apt-get does not help $python, which lacks: ${needed[*]}. PYTHON=... names another one."
 }
 
-# Images for the examples and tests, text for a benchmark. Not worth failing for: the examples also take --data DIR.
+# Images and a graph for the examples and tests, text for a benchmark. Not worth failing for: the examples also take --data DIR.
 install_data() {
     local needed=()
     [ -d "$data" ] || needed+=(dataset-fashion-mnist)
     [ -e "$text" ] || needed+=(dict-gcide)
+    [ -e "$words" ] || needed+=(wordnet-base)
     if [ ${#needed[@]} = 0 ]; then return 0; fi
     if may_install; then
         say "installing with apt-get: ${needed[*]}"
@@ -118,7 +120,7 @@ install_python_packages() {
     $pip torch==2.13.0 tensorflow-cpu==2.21.0
     $pip --no-deps tf-keras==2.21.0  # it would bring the other TensorFlow package along
     say "installing the project and its test tools"
-    $pip --no-build-isolation -e '.[test,plot]'
+    $pip --no-build-isolation -e '.[test,plot,gnn]'
     echo "$now" >$stamp_file
 }
 

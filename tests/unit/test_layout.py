@@ -25,6 +25,8 @@ LEVELS = {
     "agreement": 1,
     "saved_state": 1,
     "ops": 1,
+    "planner": 1,
+    "graph": 1,
     "wire": 2,
     "sparsifiers": 3,
     "collectives": 3,
@@ -34,6 +36,7 @@ LEVELS = {
     "registry": 3,
     "config": 4,
     "exchange": 4,
+    "meter": 4,
     "drivers": 5,
     "torch": 6,
     "tensorflow": 6,
@@ -81,6 +84,7 @@ def foreign(name: str, modules: list[str]) -> list[str]:
         elif root in FRAMEWORKS:
             folder = FRAMEWORKS[root]
             allowed = part_of(name) == folder or name in (f"ops/{folder}.py", f"drivers/horovod_{folder}.py")
+            allowed = allowed or (root, name) == ("torch", "graph/pyg.py")  # for who has PyTorch Geometric
             found += [] if allowed else [module]
     return found
 
