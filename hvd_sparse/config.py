@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvd_sparse import registry
 from hvd_sparse.collectives import Collective
 from hvd_sparse.controllers import Controller
+from hvd_sparse.controllers.bandwidth import Bandwidth
 from hvd_sparse.controllers.fixed import Fixed
 from hvd_sparse.controllers.warmup import Warmup
 from hvd_sparse.memories import Memory
 from hvd_sparse.memories.none import NoMemory
+from hvd_sparse.planner.choice import LADDER
 from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.types import check_count, check_positive
@@ -26,7 +29,7 @@ class Config:
     collective: Collective
     memory: Memory
     controller: Controller
-    bucket_bytes: int
+    bucket_bytes: int  # 0: the front chooses
     min_size: int
     timeout_seconds: float
 
@@ -34,6 +37,10 @@ class Config:
         """The scheme of a bucket that is compressed."""
         rescale = self.sparsifier.blind and isinstance(self.memory, NoMemory)
         return SparseSum(self.sparsifier, self.collective, rescale)
+
+    def with_buckets(self, usual_bytes: int) -> Config:
+        """The same with buckets of the size that suits a front, unless the user has chosen one."""
+        return self if self.bucket_bytes else replace(self, bucket_bytes=usual_bytes)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -56,7 +63,7 @@ def sparse_config(
     memory: str | Memory = "residual",
     controller: None | Controller = None,
     warmup_steps: int = 0,
-    bucket_bytes: int = 4 * 2**20,
+    bucket_bytes: int | None = None,
     min_size: int = 1024,
     timeout_seconds: float = 600.0,
 ) -> Config:
@@ -73,7 +80,8 @@ def sparse_config(
         memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "none".
         controller: an object that decides the density; replaces `density` and `warmup_steps`.
         warmup_steps: exchanges over which the density falls to `density` in five stages; 0 for none.
-        bucket_bytes: gradients travel in buckets of about this size; a bucket starts as soon as it is complete.
+        bucket_bytes: gradients travel in buckets of about this size; a bucket starts as soon as it is complete. None:
+            4 MiB, and 16 MiB in TensorFlow, whose graphs grow with the number of buckets.
         min_size: parameters with fewer elements, or with one dimension, are sent densely.
         timeout_seconds: longest wait for the other ranks before an error ends this one.
 
@@ -103,12 +111,61 @@ def sparse_config(
         collective=_collective(collective, wire),
         memory=registry.create("memory", memory),
         controller=registry.create("controller", controller),
-        bucket_bytes=check_count(bucket_bytes, "bucket_bytes"),
+        bucket_bytes=0 if bucket_bytes is None else check_count(bucket_bytes, "bucket_bytes"),
         min_size=min_size,
         timeout_seconds=float(check_positive(timeout_seconds, "timeout_seconds")),
     )
     config.scheme()  # refuses parts that do not work together
     return config
+
+
+def adaptive_config(
+    *,
+    budget_seconds: float | None = None,
+    exposed_fraction: float = 0.1,
+    ladder: Sequence[float] = LADDER,
+    period: int = 50,
+    hysteresis: float = 0.1,
+    margin: float = 0.1,
+    gain_floor: float | None = None,
+    **settings: Any,
+) -> Config:
+    """Measure the network and the computation, and exchange as much as hides behind it: everything, if that fits.
+
+    Ranks decide together every `period` exchanges, and say why (`opt.metrics()`, and a log line per change).
+
+    Args:
+        budget_seconds: what an exchange may cost a step. None: `exposed_fraction` of the step, or a twentieth of it
+            more than the cheapest plan costs.
+        exposed_fraction: part of a step's time that may be spent on communication, in [0, 1).
+        ladder: densities to choose from, beside dense.
+        period: exchanges between decisions.
+        hysteresis: relative difference in time that a change must make.
+        margin: dense stays if compression would not make the exchange faster by this fraction.
+        gain_floor: least share of the gradient's energy that is sent, 0.7 say. PyTorch only.
+        settings: all others of `sparse_config`, except `density`, `controller` and `warmup_steps`.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range, or parts do not work together.
+
+    Example:
+        >>> adaptive_config(period=100, memory="momentum").controller.period
+        100
+    """
+    for name in ("density", "controller", "warmup_steps"):
+        if name in settings:
+            raise ValueError(
+                f"`{name}` is what adapts: leave it out, or choose Compression.sparse({name}=...). "
+                f"Received: {name}={settings[name]!r}."
+            )
+    # The parts first: the controller predicts the volume of the collective that they come to.
+    parts = sparse_config(**settings)
+    controller = Bandwidth(
+        budget_seconds, exposed_fraction, ladder, period, hysteresis, margin, gain_floor,
+        registry.name_of("collective", parts.collective) or "owner_reduce",
+        getattr(getattr(parts.collective, "wire", None), "entry_bytes", 8),
+    )  # fmt: skip
+    return replace(parts, controller=controller)
 
 
 def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Collective:

@@ -20,6 +20,14 @@ class Counters:
     skipped_steps: int = 0
     sparse_gradients: dict[str, str] = field(default_factory=dict)
 
+    def add(self, density: float, num_bytes_dense: float, seconds: float, exposed_seconds: float) -> None:
+        """Count one exchange."""
+        self.num_exchanges += 1
+        self.density = density
+        self.bytes_dense += num_bytes_dense
+        self.exchange_seconds += seconds
+        self.exposed_seconds += exposed_seconds
+
     def as_dict(self, bytes_sent: float, residual_norm: float) -> dict[str, Any]:
         """The metrics of one rank since its optimizer was wrapped.
 

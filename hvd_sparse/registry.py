@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, str]] = {
     "controller": {
         "fixed": "hvd_sparse.controllers.fixed:Fixed",
         "warmup": "hvd_sparse.controllers.warmup:Warmup",
+        "bandwidth": "hvd_sparse.controllers.bandwidth:Bandwidth",
     },
     "scheme": {
         "sparse": "hvd_sparse.schemes.sparse:SparseSum",
@@ -72,6 +73,12 @@ def create(kind: str, choice: Any, **arguments: Any) -> Any:
             f"Received: {kind}={choice!r}; {lacks}."
         )
     return choice
+
+
+def name_of(kind: str, part: Any) -> str | None:
+    """The name under which the class of `part` is registered; None if it is a third party's."""
+    path = f"{type(part).__module__}:{type(part).__name__}"
+    return next((name for name, known in METHODS[kind].items() if known == path), None)
 
 
 def summaries(kind: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ class WireFormat(Protocol):
 
     Attributes:
         exact: values arrive as they are.
+        entry_bytes: bytes of an entry, for predictions; optional.
     """
 
     exact: bool
@@ -37,6 +38,7 @@ class FP32:
     """int32 indices and float32 values: 8 bytes an entry."""
 
     exact = True
+    entry_bytes = 8
 
     def pack(self, ops: Ops, n: int, indices: Array, values: Array) -> tuple[Array, Array]:
         return ops.join([ops.as_int32(indices), ops.bits(values)]), values
@@ -49,6 +51,7 @@ class FP16:
     """int32 indices and float16 values with one scale per message: 6 bytes an entry."""
 
     exact = False
+    entry_bytes = 6
 
     def pack(self, ops: Ops, n: int, indices: Array, values: Array) -> tuple[Array, Array]:
         power, halves, arriving = _scaled_halves(ops, values)
@@ -62,6 +65,7 @@ class Compact:
     """16-bit indices inside runs of 65536 elements, and float16 values: 4 bytes an entry and 4 bytes a run."""
 
     exact = False
+    entry_bytes = 4
 
     def pack(self, ops: Ops, n: int, indices: Array, values: Array) -> tuple[Array, Array]:
         power, halves, arriving = _scaled_halves(ops, values)

@@ -23,11 +23,17 @@ PROGRAM = "hvd-sparse"
 # name: (module, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "build-horovod": ("hvd_sparse.cli.build_horovod", "build the Horovod wheel for the frameworks of this environment"),
+    "probe": ("hvd_sparse.cli.probe", "measure latency and bandwidth between ranks, under horovodrun"),
+    "plan": ("hvd_sparse.cli.plan", "predict step times, and whether compression is needed, from a link and a model"),
+    "report": ("hvd_sparse.cli.report", "turn the metrics log of a run into a page or picture"),
 }
 
 EXAMPLES = """\
 examples:
   hvd-sparse build-horovod --install            build (or find in the cache) and install Horovod
+  horovodrun -np 2 hvd-sparse probe --json probe.json                        measure the network
+  hvd-sparse plan --probe probe.json --params 25.6e6 --backward 120ms        is it the bottleneck?
+  hvd-sparse report run.jsonl --out run.html                                 what a training decided, and why
   hvd-sparse build-horovod --help               all options of one command
 """
 

@@ -13,6 +13,7 @@ import torch
 
 from hvd_sparse.collectives.requests import AllGather, AllReduce, AllToAll, Request
 from hvd_sparse.drivers.groups import world_of
+from hvd_sparse.records import Trace
 from hvd_sparse.types import HvdSparseError, Program, World
 
 _log = logging.getLogger("hvd_sparse")
@@ -32,6 +33,7 @@ class _Running:
     request: Any = None
     handle: int = -1
     label: str = ""
+    since: float = 0.0
 
 
 class HorovodTorch:
@@ -47,6 +49,7 @@ class HorovodTorch:
 
     Attributes:
         num_bytes: sent by this rank so far, counted as the simulator counts words.
+        trace: where rounds are recorded.
 
     Raises:
         HvdSparseError: the time is up. ExchangeFailed: Horovod reports that another rank failed.
@@ -57,6 +60,7 @@ class HorovodTorch:
         self.process_sets = process_sets
         self.timeout_seconds = timeout_seconds
         self.num_bytes = 0.0
+        self.trace: Trace | None = None
         self._running: dict[str, _Running] = {}
         self._results: dict[str, Any] = {}
 
@@ -84,7 +88,11 @@ class HorovodTorch:
             running = self._running[name]
             if hvd.poll(running.handle):
                 moved = True
-                self._advance(name, self._answer(running))
+                answer = self._answer(running)
+                if self.trace:
+                    kind, size = type(running.request).__name__, _bytes(running.request.tensor)
+                    self.trace.event(name, running.request.tag, kind, size, running.since, time.time())
+                self._advance(name, answer)
         return moved
 
     def finish(self) -> dict[str, Any]:
@@ -118,7 +126,7 @@ class HorovodTorch:
             self._results[name] = stop.value
             return
         running.request = request
-        running.label = f"{self.prefix}.{name}.{request.tag}"
+        running.label, running.since = f"{self.prefix}.{name}.{request.tag}", time.time()
         try:
             running.handle = self._submit(request, running.label)
         except (RuntimeError, ValueError) as error:

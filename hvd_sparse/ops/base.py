@@ -106,6 +106,9 @@ class Ops(Protocol):
     def wrapped_range(self, start: Any, count: int, n: int, like: Array) -> Array:
         """(count,) indices start, start + 1, ... modulo n."""
 
+    def runs(self, x: Array, shift: Any, starts: Sequence[int], count: int, stride: int) -> Array:
+        """(len(starts) * count,) from each start plus `shift` on, `count` elements of x that are `stride` apart."""
+
     def bits(self, values: Array) -> Array:
         """float32 values viewed as int32, bit for bit: for the wire."""
 

@@ -108,6 +108,9 @@ class NumpyOps:
     def wrapped_range(self, start: Any, count: int, n: int, like: Array) -> Array:
         return (start + np.arange(count)) % n
 
+    def runs(self, x: Array, shift: Any, starts: Sequence[int], count: int, stride: int) -> Array:
+        return x[(np.asarray(starts)[:, None] + np.arange(count) * stride + shift).reshape(-1)]
+
     def bits(self, values: Array) -> Array:
         return np.ascontiguousarray(values, np.float32).view(np.int32)
 

@@ -138,6 +138,10 @@ class TensorFlowOps:
         indices = tf.cast(start, tf.int64) % n + tf.range(count, dtype=tf.int64)
         return tf.cast(tf.where(indices < n, indices, indices - n), tf.int32)
 
+    def runs(self, x: Array, shift: Any, starts: Sequence[int], count: int, stride: int) -> Array:
+        first = tf.cast(shift, tf.int32) + tf.constant(starts, tf.int32)
+        return tf.gather(x, tf.reshape(first[:, tf.newaxis] + tf.range(count) * stride, [-1]))
+
     def bits(self, values: Array) -> Array:
         return tf.bitcast(tf.cast(values, tf.float32), tf.int32)
 

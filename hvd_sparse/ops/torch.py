@@ -195,6 +195,10 @@ class TorchOps:
     def wrapped_range(self, start: Any, count: int, n: int, like: Array) -> Array:
         return torch.arange(start, start + count, device=like.device) % n
 
+    def runs(self, x: Array, shift: Any, starts: Sequence[int], count: int, stride: int) -> Array:
+        length = (count - 1) * stride + 1
+        return torch.cat([x[start + shift : start + shift + length : stride] for start in starts])
+
     def bits(self, values: Array) -> Array:
         return values.float().contiguous().view(torch.int32)
 

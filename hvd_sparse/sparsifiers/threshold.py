@@ -59,12 +59,13 @@ class Threshold:
     def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
         wanted = self.aim * k
         stride = int(wanted / self.min_hits) | 1  # odd: an even stride would meet the same columns of every row
-        num_sampled = spec.size // stride - 1  # the shift may cost one
-        if stride == 1 or num_sampled < _NUM_RUNS:
+        length = (spec.size // stride - 1) // _NUM_RUNS  # of a run; the shifts may cost one
+        if stride == 1 or length < 1:
             selected, _ = yield from TopK().select(ops, world, spec, x, k, {})
             return selected, {"count": k}
-        expected = max(1, min(num_sampled, round(wanted / stride)))
-        estimate = ops.kth_largest(_sample(ops, x, stride, num_sampled, world.step), expected)
+        num_sampled = length * _NUM_RUNS
+        expected = max(1, min(num_sampled, round(wanted * num_sampled / spec.size)))
+        estimate = ops.kth_largest(_sample(ops, x, stride, length, world.step), expected)
         found = at_least(ops, x, estimate)
         kept = ops.largest(x, found, k) if spec.num_blocks == 1 else found  # which the quotas trim
         return kept, {"count": ops.length(found)}
@@ -75,12 +76,10 @@ def at_least(ops: Ops, x: Array, magnitude: Any) -> Array:
     return ops.above(x, ops.clip(magnitude * _BELOW, 0.0, _LARGEST))
 
 
-def _sample(ops: Ops, x: Array, stride: int, num_sampled: int, step: Any) -> Array:
-    """One of every `stride` elements, each run of them at another phase.
+def _sample(ops: Ops, x: Array, stride: int, length: int, step: Any) -> Array:
+    """One of every `stride` elements, each run of `length` of them at another phase.
 
     With one phase, rows whose length shares a factor with the stride (768 and 3) would show the same columns only.
     """
-    shifted = x[step % stride :]
-    edges = [run * num_sampled // _NUM_RUNS * stride for run in range(_NUM_RUNS + 1)]
-    phases = [run * 7919 % stride for run in range(_NUM_RUNS)]  # a prime: all phases, equally often
-    return ops.concat([shifted[edges[run] + phases[run] : edges[run + 1] : stride] for run in range(_NUM_RUNS)])
+    starts = [run * length * stride + run * 7919 % stride for run in range(_NUM_RUNS)]  # a prime: all phases, equally
+    return ops.runs(x, step % stride, starts, length, stride)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,14 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.buckets import plan_buckets, split_evenly
-from hvd_sparse.controllers import Seen
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.exchange import bucket_exchange
+from hvd_sparse.meter import Meter
 from hvd_sparse.metrics import Counters
 from hvd_sparse.ops.tensorflow import TensorFlowOps
 from hvd_sparse.saved_state import pack, unpack
 from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.tensorflow.bucket import Bucket
+from hvd_sparse.tensorflow.network import TensorFlowNetwork
 from hvd_sparse.tensorflow.plan import Plan, plan_for_gradients, plan_for_variables
 from hvd_sparse.tensorflow.request import WrapRequest
 from hvd_sparse.tensorflow.rows import sum_rows
@@ -41,7 +43,7 @@ class Averager:
         self.counters = Counters(scheme=request.scheme_in_words())
         self.buckets: list[Bucket] = []
         self.loaded: dict[str, Any] | None = None
-        self.controller_state = self.config.controller.init()
+        self.meter = Meter(self.config.controller, TensorFlowNetwork(driver), driver.world(0))
         self._ladder = tuple(dict.fromkeys(self.config.controller.ladder()))
         self._variables: list[Any] = []
         self._names: dict[int, str] = {}  # by id of the variable
@@ -131,6 +133,8 @@ class Averager:
             averages, totals = tf.switch_case(tf.ensure_shape(rung, []), branches)
         with tf.control_dependencies(list(averages.values())):
             seconds = tf.timestamp() - started
+            if len(self._ladder) > 1:
+                tf.numpy_function(self._after_exchange, [step, seconds], [])
         self._totals.assign_add(tf.stack([totals[0], seconds, totals[1]]))
         self.watchdog.end(self.step, seconds)
         return averages
@@ -164,26 +168,29 @@ class Averager:
         return averages, [num_bytes, skipped]
 
     def _decide(self, step: Any) -> Any:
-        plan, self.controller_state = self.config.controller.decide(Seen(int(step)), self.controller_state)
-        self.counters.density, self.counters.reason = plan.density, plan.reason
-        return np.int32(self._ladder.index(plan.density))
+        self.counters.density = self.meter.next_plan(int(step)).density
+        return np.int32(self._ladder.index(self.counters.density))
+
+    def _after_exchange(self, step: Any, seconds: Any) -> None:
+        compressed = sum(bucket.layout.spec.size for bucket in self.buckets if not bucket.layout.dense)
+        self.meter.after_exchange(int(step), time.perf_counter(), float(seconds), num_elements=compressed)
 
     def save(self) -> dict[str, Any]:
         """What `load` takes; see `hvd_sparse.saved_state`."""
         parts = [bucket.save() for bucket in self.buckets] or ([self.loaded] if self.loaded else [])
-        return pack(self.driver.world(int(self.step.numpy())), self.controller_state, parts)
+        return pack(self.driver.world(int(self.step.numpy())), self.meter.state, parts)
 
     def load(self, saved: dict[str, Any]) -> None:
         """Take over a saved state, also before the variables are known."""
         sizes = {slot.name: math.prod(slot.shape) for slot in self._plan.slots}
         self.loaded = unpack(saved, self.driver.world(0), sizes)
         self.step.assign(saved["num_exchanges"])
-        self.controller_state = dict(saved["controller"])
+        self.meter.load(saved["controller"])
         for bucket in self.buckets:
             bucket.load(self.loaded["memory"], self.loaded["scheme"])
 
     def metrics(self) -> dict[str, Any]:
-        """See `Counters.as_dict`. What hides behind backward is decided by TensorFlow and not measured."""
+        """See `Counters.as_dict` and `Meter.as_dict`. What hides behind backward is not measured."""
         num_bytes, seconds, skipped = (float(total) for total in self._totals.numpy())
         counters, size = self.counters, self.driver.world(0).size
         counters.num_exchanges = int(self.step.numpy())
@@ -194,4 +201,5 @@ class Averager:
         counters.exchange_seconds = counters.exposed_seconds = seconds
         counters.skipped_steps = int(skipped)
         norm = sum(bucket.norm_squared() for bucket in self.buckets) ** 0.5
-        return counters.as_dict(num_bytes, norm)
+        counters.reason = self.meter.plan.reason
+        return {**counters.as_dict(num_bytes, norm), **self.meter.as_dict()}

@@ -9,17 +9,19 @@ from typing import Any
 import horovod.tensorflow as hvd
 
 from hvd_sparse.agreement import compare, next_prefix, statement
-from hvd_sparse.config import Config, check_wrapping, sparse_config
+from hvd_sparse.config import Config, adaptive_config, check_wrapping, sparse_config
 from hvd_sparse.drivers.groups import check_host_groups, make_host_groups
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.tensorflow.texts import exchange_text
+
+_BUCKET_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class WrapRequest:
     """What one rank wants."""
 
-    config: Config = field(default_factory=sparse_config)
+    config: Config = field(default_factory=adaptive_config)
     half: bool = False
     passes: int = 1
     average: bool = True
@@ -51,11 +53,14 @@ def check_request(
     if compression in (hvd.Compression.none, hvd.Compression.fp16):
         config = sparse_config(density=1.0, memory="none", sparsifier="topk")
     else:
-        config = sparse_config() if compression is None else compression
+        config = adaptive_config() if compression is None else compression
+    if getattr(getattr(config, "controller", None), "gain_floor", None) is not None:
+        raise ValueError("`gain_floor` is for PyTorch: a graph does not tell the gain. Leave it out here.")
     average = check_wrapping(config, compression, op, (hvd.Average, hvd.Sum), predivide, passes, momentum)
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
         raise ValueError(f"`groups` must be an int here: a number of buckets. Received: groups={groups!r}.")
     half = compression is hvd.Compression.fp16
+    config = config.with_buckets(_BUCKET_BYTES)
     return WrapRequest(config, half, passes, average, average_passes, groups or 0, sparse_as_dense)
 
 

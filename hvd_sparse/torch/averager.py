@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from hvd_sparse.config import Config
-from hvd_sparse.controllers import Seen
 from hvd_sparse.drivers.horovod_torch import HorovodTorch, text_program
+from hvd_sparse.meter import Meter
 from hvd_sparse.metrics import Counters
 from hvd_sparse.saved_state import pack, unpack
-from hvd_sparse.torch.bucket import Bucket, make_buckets
+from hvd_sparse.torch.bucket import Bucket, energies, make_buckets
 from hvd_sparse.torch.census import Census, census_program
 from hvd_sparse.torch.hooks import BackwardHooks
+from hvd_sparse.torch.network import TorchNetwork
 from hvd_sparse.torch.rows import has_nonzero, no_rows, sum_rows
 from hvd_sparse.types import HvdSparseError, num_kept
 
@@ -63,7 +64,7 @@ class Averager:
         self.buckets: list[Bucket] = []
         self.counters = Counters(scheme=", ".join(config.describe().values()))
         self.num_exchanges = 0
-        self.controller_state = config.controller.init()
+        self.meter = Meter(config.controller, TorchNetwork(driver, next(iter(names)).device), driver.world(0))
         self.loaded: dict[str, Any] | None = None  # a saved state, for buckets that are not planned yet
         self.averaged = False  # p.grad holds averages, and nothing was added since
         self.stepping = False  # inside the optimizer's step()
@@ -115,8 +116,7 @@ class Averager:
             for bucket in self.buckets:
                 bucket.ops.forget()
         self._scale = float(self.grad_scaler.get_scale()) if self.grad_scaler is not None else 1.0
-        plan, self.controller_state = self.config.controller.decide(Seen(self.num_exchanges), self.controller_state)
-        self._density, self.counters.reason = plan.density, plan.reason
+        self._density = self.meter.next_plan(self.num_exchanges).density
 
     def _averages_are_kept(self) -> bool:
         grads = itertools.chain(self._before.values(), (p.grad for p in self.names if p not in self._touched))
@@ -174,7 +174,8 @@ class Averager:
         if active and not self._adding:  # gradients that no hook has seen: written by hand, for example
             self._touched.update(p for p in self.names if p.grad is not None)
         row_sparse = {p for p in self._touched if p.grad is not None and p.grad.is_sparse}
-        self.driver.start("census", census_program(list(self.names), self._touched, row_sparse, active, failure))
+        names, alarm = list(self.names), self.meter.is_alarmed()
+        self.driver.start("census", census_program(names, self._touched, row_sparse, active, alarm, failure))
         results = {}
         if not self.buckets:  # which gradients are row-sparse is known only now: plan, then exchange
             results = self.driver.finish()
@@ -196,7 +197,7 @@ class Averager:
             reports = self.driver.run("failure", text_program(failure))
             raise HvdSparseError("; ".join(f"rank {r} failed: {text}" for r, text in enumerate(reports) if text))
         self._install(results, census)
-        self._count(time.perf_counter(), waiting_since)
+        self._count(time.perf_counter(), waiting_since, census)
         self._forget_gradients()
         self.averaged = self._pending = True
         return census
@@ -206,9 +207,8 @@ class Averager:
         grads: dict[_Param, torch.Tensor] = {}
         self._finite = []
         for bucket in self.buckets:
-            reduced = results[bucket.layout.spec.name]
-            self._finite.append(reduced.finite)
-            grads.update(bucket.averages(reduced))
+            self._finite.append(results[bucket.layout.spec.name].finite)
+            grads.update(bucket.averages(results[bucket.layout.spec.name]))
         for parameter in self._row_sparse:
             total, dense, finite = results[self.names[parameter]]
             self._finite.append(finite)
@@ -250,13 +250,10 @@ class Averager:
         if not self._pending:
             return
         self._pending = False
-        if used and all(bool(flag) for flag in self._finite):
-            for bucket in self.buckets:
-                bucket.commit()
-        else:
-            for bucket in self.buckets:
-                bucket.discard()
-            self.counters.skipped_steps += 1
+        taken = used and all(bool(flag) for flag in self._finite)
+        for bucket in self.buckets:
+            bucket.commit() if taken else bucket.discard()
+        self.counters.skipped_steps += not taken
 
     def zeroed(self) -> None:
         """`zero_grad` was called."""
@@ -267,14 +264,14 @@ class Averager:
     def save(self) -> dict[str, Any]:
         """What `load` takes; see `hvd_sparse.saved_state`."""
         parts = [bucket.save() for bucket in self.buckets] or ([self.loaded] if self.loaded else [])
-        return pack(self.driver.world(self.num_exchanges), self.controller_state, parts)
+        return pack(self.driver.world(self.num_exchanges), self.meter.state, parts)
 
     def load(self, saved: dict[str, Any]) -> None:
         """Take over a saved state, also before buckets are planned."""
         self.loaded = unpack(saved, self.driver.world(0), {name: p.numel() for p, name in self.names.items()})
         self.settle(used=False)
         self.num_exchanges = saved["num_exchanges"]
-        self.controller_state = dict(saved["controller"])
+        self.meter.load(saved["controller"])
         for bucket in self.buckets:
             bucket.load(self.loaded["memory"], self.loaded["scheme"])
 
@@ -284,17 +281,20 @@ class Averager:
         self.hooks.close()
 
     def metrics(self) -> dict[str, Any]:
-        """See `Counters.as_dict`."""
+        """See `Counters.as_dict` and `Meter.as_dict`."""
         norm = sum(bucket.norm_squared() for bucket in self.buckets) ** 0.5
-        return self.counters.as_dict(self.driver.num_bytes, norm)
+        self.counters.reason = self.meter.plan.reason
+        return {**self.counters.as_dict(self.driver.num_bytes, norm), **self.meter.as_dict()}
 
-    def _count(self, now: float, waiting_since: float) -> None:
-        size, counters = self.driver.world(0).size, self.counters
-        elements = sum(bucket.layout.spec.size for bucket in self.buckets)
-        elements += sum(parameter.numel() for parameter in self._row_sparse)
+    def _count(self, now: float, waiting_since: float, census: Census) -> None:
+        size, buckets = self.driver.world(0).size, self.buckets
+        elements = sum(bucket.layout.spec.size for bucket in buckets) + sum(p.numel() for p in self._row_sparse)
+        exposed = now - waiting_since
+        self.counters.add(self._density, 8 * elements * (size - 1) / size, now - self._started, exposed)
+        compressed = [bucket for bucket in buckets if not bucket.layout.dense]
+        self.meter.after_exchange(
+            self.num_exchanges, now, exposed, max(0.0, waiting_since - self._started),
+            num_elements=sum(bucket.layout.spec.size for bucket in compressed), alarmed=census.num_alarmed > 0,
+            energies=lambda: energies(compressed),
+        )  # fmt: skip
         self.num_exchanges += 1
-        counters.num_exchanges += 1
-        counters.density = self._density
-        counters.bytes_dense += 8 * elements * (size - 1) / size
-        counters.exchange_seconds += now - self._started
-        counters.exposed_seconds += now - waiting_since

@@ -110,6 +110,12 @@ class Bucket:
         accumulator = self.exchange.memory.accumulator
         return float(self.ops.norm_squared(self.state["memory"][accumulator])) if accumulator else 0.0
 
+    def energies(self) -> tuple[float, float]:
+        """||used||^2 and ||x||^2 of the last exchange, before it is committed."""
+        x = float(self.ops.norm_squared(self._accumulator()))
+        used = self._outcome[0].used if self._outcome else None
+        return (x if used is None else float(self.ops.norm_squared(used.values)), x)
+
     def save(self) -> dict[str, dict[str, Any]]:
         """{"memory": {parameter: {key: tensor}}, "scheme": {bucket: state}}, copies on the CPU."""
         memory = {}
@@ -154,6 +160,11 @@ def make_buckets(
         exchange = bucket_exchange(layout, config)
         buckets.append(Bucket(layout, exchange, [parameters[member.name] for member in layout.members]))
     return buckets
+
+
+def energies(buckets: Sequence[Bucket]) -> list[float]:
+    """The sums of their `energies`."""
+    return [sum(parts) for parts in zip(*(bucket.energies() for bucket in buckets))]
 
 
 def _part(flat: torch.Tensor, member: Member) -> torch.Tensor:

@@ -13,11 +13,13 @@ from hvd_sparse.types import Program
 
 @dataclass(frozen=True)
 class Census:
-    """Parameters with a gradient on some rank, those with a row-sparse one, and how many ranks train or failed."""
+    """Parameters with a gradient on some rank, those with a row-sparse one, and how many ranks train, are alarmed
+    by long steps, or failed."""
 
     present: frozenset[torch.nn.Parameter]
     row_sparse: frozenset[torch.nn.Parameter]
     num_active: int
+    num_alarmed: int
     num_failed: int
 
 
@@ -26,16 +28,19 @@ def census_program(
     touched: Collection[torch.nn.Parameter],
     row_sparse: Collection[torch.nn.Parameter],
     active: bool,
+    alarmed: bool,
     failure: str,
 ) -> Program[Census]:
-    """Count over ranks who has a gradient for which parameter, who has left, and who failed."""
+    """Count over ranks who has a gradient for which parameter, who has left, is alarmed, or failed."""
     flags = [float(p in touched) for p in parameters] + [float(p in row_sparse) for p in parameters]
     device = parameters[0].device
-    counts = yield AllReduce(torch.tensor([*flags, float(active), float(bool(failure))], device=device), tag="counts")
+    flags += [float(active), float(alarmed), float(bool(failure))]
+    counts = yield AllReduce(torch.tensor(flags, device=device), tag="counts")
     numbers, n = counts.tolist(), len(parameters)
     return Census(
         present=frozenset(p for p, number in zip(parameters, numbers[:n]) if number > 0.5),
         row_sparse=frozenset(p for p, number in zip(parameters, numbers[n : 2 * n]) if number > 0.5),
-        num_active=round(numbers[-2]),
+        num_active=round(numbers[-3]),
+        num_alarmed=round(numbers[-2]),
         num_failed=round(numbers[-1]),
     )

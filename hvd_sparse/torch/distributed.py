@@ -13,8 +13,10 @@ import torch
 from hvd_sparse.agreement import next_prefix
 from hvd_sparse.drivers.groups import check_host_groups, make_host_groups
 from hvd_sparse.drivers.horovod_torch import HorovodTorch
+from hvd_sparse.records import MetricsLog, Trace, open_for_rank
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.averager import Averager
+from hvd_sparse.torch.profile import Profile
 from hvd_sparse.torch.request import WrapRequest, check_request
 from hvd_sparse.torch.wrapped import put_on
 
@@ -34,6 +36,9 @@ def DistributedOptimizer(
     process_set: Any = hvd.global_process_set,
     *,
     grad_scaler: Any = None,
+    metrics_log: Any = None,
+    trace: Any = None,
+    profile: Any = None,
 ) -> Any:
     """Average gradients over ranks, sparsely, before each step.
 
@@ -45,8 +50,8 @@ def DistributedOptimizer(
     Args:
         optimizer: any `torch.optim.Optimizer`.
         named_parameters: as `model.named_parameters()`; names key the saved state.
-        compression: `Compression.sparse(...)` (default: `Compression.sparse()`), or `Compression.none` / `.fp16` for
-            Horovod's own optimizer wrapper.
+        compression: `Compression.adaptive(...)` (default: `Compression.adaptive()`), `Compression.sparse(...)` for a
+            density of your own, or `Compression.none` / `.fp16` for Horovod's own optimizer wrapper.
         backward_passes_per_step: backward passes whose gradients are accumulated before an exchange.
         op: `Average` or `Sum`. Adasum needs `Compression.none`.
         gradient_predivide_factor: as in Horovod; sums are in float32, so it changes nothing here.
@@ -56,6 +61,10 @@ def DistributedOptimizer(
         process_set: ranks that average with each other.
         grad_scaler: the `torch.amp.GradScaler` in use. Residuals then hold unscaled gradients and survive a change
             of the scale; without it gradients are taken as they come.
+        metrics_log: file for a JSON line per exchange, see `hvd-sparse report`. Like the next two it is rank 0's, or
+            every rank's own if its name has "{rank}" in it.
+        trace: file for a Chrome trace of all messages.
+        profile: file for the times at which gradients become ready, see `hvd-sparse plan --trace`.
 
     Returns:
         `optimizer`, with the further methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step`,
@@ -75,13 +84,15 @@ def DistributedOptimizer(
         raise ValueError("Horovod is not initialised: call hvd.init() before wrapping an optimizer.")
     if not process_set.included():
         return optimizer
-    request, refusal = WrapRequest(), None
+    request, refusal, files = WrapRequest(), None, {}
     try:
         request = check_request(
             optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
             num_groups or groups,
         )  # fmt: skip
         check_host_groups(hvd, process_set, request.config.groups)
+        names = {"metrics_log": metrics_log, "trace": trace, "profile": profile}
+        files = {name: open_for_rank(name, file, process_set.rank()) for name, file in names.items()}
     except (ValueError, TypeError) as error:
         refusal = error
     driver = HorovodTorch(next_prefix(process_set), {"global": process_set}, request.config.timeout_seconds)
@@ -94,19 +105,26 @@ def DistributedOptimizer(
         if already.describe() != request.describe():
             raise ValueError("`optimizer` is wrapped already, with other settings. Call its close() first.")
         return optimizer
-    averager = None
+    averager, recorder = None, Profile(files["profile"], request.names) if files["profile"] else None
     if process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":
         averager = Averager(
             request.names, request.config, driver, average=op == hvd.Average, passes=request.passes,
             groups=request.groups, sparse_as_dense=sparse_as_dense, grad_scaler=grad_scaler,
         )  # fmt: skip
         membership.register(averager, optimizer)
+        if files["metrics_log"]:
+            averager.meter.log = MetricsLog(files["metrics_log"])
+        if files["trace"]:
+            driver.trace = Trace(files["trace"], process_set.rank())
     try:
         put_on(optimizer, request, averager)
     except TypeError:
         if averager:
             averager.close()
         raise
+    if recorder:
+        recorder.watch_our_work()
+        optimizer.register_step_post_hook(lambda *_: recorder.step_taken())
     if process_set.rank() == 0:
         elements = sum(parameter.numel() for parameter in request.names)
         _log.info(

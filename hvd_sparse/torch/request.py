@@ -10,14 +10,16 @@ import horovod.torch as hvd
 import torch
 
 from hvd_sparse.buckets import Parameter, split_evenly
-from hvd_sparse.config import Config, check_wrapping, sparse_config
+from hvd_sparse.config import Config, adaptive_config, check_wrapping
+
+_BUCKET_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class WrapRequest:
     """What one rank wants; without parameters if it refused."""
 
-    config: Config = field(default_factory=sparse_config)
+    config: Config = field(default_factory=adaptive_config)
     names: dict[torch.nn.Parameter, str] = field(default_factory=dict)
     passes: int = 1
     average: bool = True
@@ -42,11 +44,11 @@ def check_request(
     """The request, or an error that says what is wrong with it."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer. Received: {type(optimizer).__name__}.")
-    config = sparse_config() if compression is None else compression
+    config = adaptive_config() if compression is None else compression
     momentum = max((group.get("momentum") or 0.0 for group in optimizer.param_groups), default=0.0)
     average = check_wrapping(config, compression, op, (hvd.Average, hvd.Sum), predivide, passes, momentum)
     names = _names(optimizer, named_parameters)
-    return WrapRequest(config, names, passes, average, _groups(groups, names))
+    return WrapRequest(config.with_buckets(_BUCKET_BYTES), names, passes, average, _groups(groups, names))
 
 
 def _names(optimizer: torch.optim.Optimizer, named: Iterable[Any] | None) -> dict[torch.nn.Parameter, str]:

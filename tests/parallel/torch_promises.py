@@ -287,7 +287,7 @@ def case_metrics() -> None:
     assert metrics["num_exchanges"] == 4
     assert metrics["density"] == 0.01
     assert metrics["bytes_dense"] == int(4 * 8 * 20100 * (SIZE - 1) / SIZE)
-    dense_part = 8 * (100 + 6) * (SIZE - 1) / SIZE  # the bias, and six flags of the census
+    dense_part = 8 * (100 + 7) * (SIZE - 1) / SIZE  # the bias, and seven flags of the census
     assert abs(metrics["bytes_sent"] - 4 * (16 * (200 // SIZE) * (SIZE - 1) + dense_part)) <= 4
     assert 0 < metrics["exposed_seconds"] <= metrics["exchange_seconds"]
     assert metrics["residual_norm"] > 0

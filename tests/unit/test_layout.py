@@ -37,6 +37,7 @@ LEVELS = {
     "config": 4,
     "exchange": 4,
     "meter": 4,
+    "records": 1,
     "drivers": 5,
     "torch": 6,
     "tensorflow": 6,

@@ -245,6 +245,13 @@ def test_wrapped_range(backend, n, data):
     assert indices.tolist() == [(start + offset) % n for offset in range(count)]
 
 
+@given(shift=st.integers(0, 3), count=st.integers(1, 4), stride=st.integers(1, 5))
+def test_runs(backend, shift, count, stride):
+    starts = [0, 7, 3]
+    found = backend.numpy(backend.ops.runs(backend.array(floats(*range(30))), shift, starts, count, stride))
+    assert found.tolist() == [start + shift + place * stride for start in starts for place in range(count)]
+
+
 @given(pattern=arrays(np.int32, st.integers(0, 10), elements=st.integers(-(2**31), 2**31 - 1)))
 def test_bits_and_floats(backend, pattern):
     """Any 32 bits: signalling NaN, subnormal numbers, negative zero."""

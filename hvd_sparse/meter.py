@@ -1,0 +1,207 @@
+"""Times the steps of a training, measures the link between ranks now and then, and lets the controller decide.
+
+All ranks call `after_exchange` after the same exchanges. What they decide on came out of a collective, so that every
+rank reaches the same plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hvd_sparse.controllers import Controller, Measured, Plan, Seen
+from hvd_sparse.planner.cost import dense, seconds
+from hvd_sparse.planner.link import Link, fit_link
+from hvd_sparse.records import MetricsLog
+from hvd_sparse.types import State, World
+
+_log = logging.getLogger("hvd_sparse")
+_SMALL_BYTES = 4096
+_PROBE_BYTES = tuple(2**power for power in range(16, 24))  # 64 KiB to 8 MiB: a slow link shows itself early
+_LONG_ENOUGH = 0.02  # seconds; a longer probe says no more
+_SHORT = 0.2  # seconds; may be repeated more often
+_PROBE_SHARE = 0.005  # of the time between two decisions that may go into looking at the link
+_MISSED = 0.3  # relative error of a prediction after which the link is measured again
+_TWICE = 2.0  # a single small message says no more than a factor
+_NOISE = 0.002  # seconds
+_ALARM = 2.5  # a step so many times as long as usual: decide now
+
+
+class Network(Protocol):
+    """What the meter needs of the ranks. All of them make the same calls."""
+
+    def allreduce_seconds(self, num_bytes: int) -> float:
+        """How long this rank takes for an allreduce of so many bytes."""
+
+    def largest(self, values: list[float]) -> list[float]:
+        """The largest of all ranks, place by place."""
+
+    def total(self, values: list[float]) -> list[float]:
+        """The sum over ranks, place by place."""
+
+
+def measure_link(network: Network, num_ranks: int) -> tuple[Link, int]:
+    """The link as the slowest rank sees it, and the bytes of the longer allreduce that was timed. Under two seconds."""
+    small = network.largest([min(network.allreduce_seconds(_SMALL_BYTES) for _ in range(4))])[0]
+    for num_bytes in _PROBE_BYTES:
+        [large] = network.largest([min(network.allreduce_seconds(num_bytes) for _ in range(2))])
+        if large > small + _LONG_ENOUGH:  # unless by accident
+            again = min(network.allreduce_seconds(num_bytes) for _ in range(1 + (large < _SHORT)))
+            [large] = network.largest([min(large, again)])
+        if large > small + _LONG_ENOUGH:
+            break
+    return fit_link((_SMALL_BYTES, small), (num_bytes, large), num_ranks, per_collective=True), num_bytes
+
+
+class Meter:
+    """One per wrapped optimizer.
+
+    Args:
+        controller: decides; one without `due` is asked before every exchange and measures nothing.
+        network: how to reach the other ranks.
+        world: who takes part.
+    """
+
+    def __init__(self, controller: Controller, network: Network, world: World) -> None:
+        self.controller = controller
+        self.network = network
+        self.rank = world.rank
+        self.num_ranks = world.size
+        self.state: State = controller.init()
+        self.link: Any = None  # a Link, once it is measured
+        self.measured: Measured | None = None
+        self.plan = Plan(math.nan, "")
+        self.log: MetricsLog | None = None
+        self._adapts = hasattr(controller, "due")
+        self._probe_bytes = 0  # of the longest message worth sending
+        self._look_bytes = 0  # of the message that looks at the link before the next decision
+        self._usual = math.inf  # seconds of a step, at the last decision
+        self._last_end = math.nan
+        self._restart()
+
+    def _restart(self) -> None:
+        self._steps: list[float] = []  # since the last decision
+        self._exposed: list[float] = []
+        self._overlaps: list[float] = []
+
+    def next_plan(self, step: int) -> Plan:
+        """The plan for exchange number `step`."""
+        if not self._adapts or math.isnan(self.plan.density):
+            self.plan, self.state = self.controller.decide(Seen(step), self.state)
+        return self.plan
+
+    def load(self, state: State) -> None:
+        """Go on from a saved state: what was learned about plans holds, the link is measured again."""
+        self.state, self.link, self.plan = dict(state), None, Plan(math.nan, "")
+        if self._adapts:
+            self.state["due"] = 0
+        self._last_end, self._usual = math.nan, math.inf
+        self._restart()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `metrics()` says about the network and the plan; None where nothing is measured."""
+        measured, link = self.measured, self.link
+        return {
+            "latency_seconds": link and link.latency,
+            "bandwidth_bytes_per_second": link and link.bandwidth,
+            "compute_seconds": measured and _number(measured.compute_seconds),
+            "step_seconds": measured and _number(measured.step_seconds),
+            "predicted_seconds": _number(self.plan.seconds),
+            "predicted_dense_seconds": _number(self.plan.dense_seconds),
+        }
+
+    def is_alarmed(self) -> bool:
+        """Whether the last steps took so long that a decision should not wait."""
+        recent = self._steps[-3:]
+        return self._adapts and len(recent) == 3 and min(recent) > _ALARM * self._usual
+
+    def after_exchange(
+        self,
+        step: int,
+        now: float,
+        exposed: float,
+        overlap: float = 0.0,
+        *,
+        num_elements: int,
+        alarmed: bool = False,
+        energies: Callable[[], list[float]] | None = None,
+    ) -> None:
+        """Note the times of exchange number `step`; decide with the others if it is time to.
+
+        Args:
+            now: when it ended. exposed: how long backward waited for it. overlap: how long before that it began.
+            num_elements: of all buckets that may be compressed.
+            alarmed: some rank is; equal on all ranks.
+            energies: this rank's ||used||^2 and ||x||^2 in this exchange.
+        """
+        used, seconds_of_step, self._last_end = self.plan, now - self._last_end, now
+        if self._adapts and num_elements > 0:
+            if not math.isnan(seconds_of_step):
+                self._steps.append(seconds_of_step)
+                self._exposed.append(exposed)
+                self._overlaps.append(overlap)
+            if alarmed or self.controller.due(step, self.state):  # type: ignore[attr-defined]
+                self._decide(step, num_elements, energies)
+                self._last_end = math.nan  # the next step would hold the measurement
+        if self.log:
+            self.log.write(
+                step=step, density=used.density, collective=getattr(self.controller, "collective", None),
+                bandwidth_bytes_per_second=self.link and self.link.bandwidth, exchange_seconds=exposed,
+                step_seconds=seconds_of_step, predicted_seconds=used.seconds, reason=self.plan.reason,
+                changed=self.plan.density != used.density,
+            )  # fmt: skip
+
+    def _decide(self, step: int, num_elements: int, energies: Callable[[], list[float]] | None) -> None:
+        # The first step with a plan negotiates its messages.
+        steps, exposed = self._steps[1:] or [math.inf], self._exposed[1:] or [0.0]
+        compute = statistics.median(map(lambda a, b: a - b, steps, exposed)) if len(self._steps) > 1 else 0.0
+        numbers = [statistics.median(steps), compute, statistics.median(self._overlaps[1:] or [0.0])]
+        looked = self.network.allreduce_seconds(self._look_bytes) if self.link else 0.0
+        # NaN has no place in an order: infinity stands for it.
+        numbers = self.network.largest([x if math.isfinite(x) else math.inf for x in [*numbers, looked]])
+        step_seconds, compute, overlap, looked = numbers
+        why = self._reason_to_measure(step_seconds, looked)
+        if why:
+            self.link, self._probe_bytes = measure_link(self.network, self.num_ranks)
+            if self.rank == 0:
+                _log.info(
+                    "Measured the network (%s): %.2f ms per collective, %.4g Gbit/s.",
+                    why, 1e3 * self.link.latency, 8e-9 * self.link.bandwidth,
+                )  # fmt: skip
+        share = None
+        if energies and getattr(self.controller, "gain_floor", None) is not None:
+            used, whole = self.network.total(energies())
+            share = used / whole if whole > 0 else 1.0
+        self.measured = Measured(self.num_ranks, num_elements, self.link, compute, step_seconds, overlap, share)
+        before = self.plan
+        self.plan, self.state = self.controller.decide(Seen(step, self.measured), self.state)
+        changed = self.plan.density != before.density
+        # Until the new plan was measured, nothing is unusual.
+        self._usual = math.inf if changed else step_seconds
+        if changed and self.rank == 0:
+            _log.info("Exchange %d: density %g from now on. %s.", step, self.plan.density, self.plan.reason)
+        allowed = _PROBE_SHARE * step_seconds * (self.state["due"] - step)
+        sizes = [size for size in _PROBE_BYTES if size <= self._probe_bytes and self._predicted(size) <= allowed]
+        self._look_bytes = max(sizes, default=_PROBE_BYTES[0])
+        self._restart()
+
+    def _predicted(self, num_bytes: int) -> float:
+        return seconds(self.link, dense(num_bytes // 4, 0, self.num_ranks))
+
+    def _reason_to_measure(self, step_seconds: float, looked: float) -> str:
+        """Why the link must be measured now, in words; empty if it need not. Equal on all ranks."""
+        if not self.link:
+            return "at the start"
+        expected = self._predicted(self._look_bytes)
+        if abs(looked - expected) > _NOISE and not 1 / _TWICE < looked / expected < _TWICE:
+            return f"a message took {1e3 * looked:.1f} ms, {1e3 * expected:.1f} ms were expected"
+        if math.isfinite(self._usual) and math.isfinite(step_seconds) and abs(step_seconds / self._usual - 1) > _MISSED:
+            return f"a step took {1e3 * step_seconds:.1f} ms, {1e3 * self._usual:.1f} ms were expected"
+        return ""
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
