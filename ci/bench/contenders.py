@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from workloads import Batch, Workload
 
+from hvd_sparse.planner.choice import LADDER
+
 # Keyword arguments of Compression.sparse.
 METHODS: dict[str, dict[str, Any]] = {
     "allgather": {"collective": "allgather"},
@@ -97,7 +99,10 @@ def _sparse(name: str, workload: Workload, model: torch.nn.Module) -> Trainer:
 
     method, _, density = name.partition("@")
     memory = Momentum(workload.momentum) if workload.momentum else "residual"
-    compression = hvd.Compression.sparse(float(density), memory=memory, **METHODS[method])
+    if density:
+        compression = hvd.Compression.sparse(float(density), memory=memory, **METHODS[method])
+    else:
+        compression = hvd.Compression.adaptive(memory=memory)
     optimizer = _sgd(workload, model, 0.0)
     return Trainer(workload, model, hvd.DistributedOptimizer(optimizer, _named(name, model), compression))
 
@@ -123,6 +128,7 @@ def _ddp(name: str, workload: Workload, model: torch.nn.Module) -> Trainer:
 
 _SPECIAL: dict[str, tuple[str, Callable[[str, Workload, torch.nn.Module], Trainer]]] = {
     "computation": ("horovod", _alone),  # nothing is exchanged
+    "adaptive": ("horovod", _sparse),
     "horovod": ("horovod", _horovod),
     "horovod-fp16": ("horovod", _horovod),
     "ddp": ("ddp", _ddp),
@@ -131,6 +137,7 @@ _SPECIAL: dict[str, tuple[str, Callable[[str, Workload, torch.nn.Module], Traine
     "ddp-powersgd": ("ddp", _ddp),
 }
 DENSE = "horovod"  # what all others are compared with
+FIXED = [f"owner_reduce@{density:g}" for density in (1.0, *LADDER)]  # what "best-fixed" stands for
 FAMILIES = ("horovod", "ddp")
 
 
@@ -148,10 +155,12 @@ def expand(names: Iterable[str], densities: Iterable[float]) -> list[str]:
     found: dict[str, None] = {}
     for name in names:
         method, at, density = name.partition("@")
-        if name in _SPECIAL:
+        if name == "best-fixed":
+            found.update(dict.fromkeys(FIXED))
+        elif name in _SPECIAL:
             found[name] = None
         elif method not in METHODS:
-            known = ", ".join([*_SPECIAL, *METHODS])
+            known = ", ".join([*_SPECIAL, "best-fixed", *METHODS])
             raise ValueError(f"a contender is one of {known}, with @DENSITY if you like. Received: {name!r}.")
         else:
             for one in [float(density)] if at else densities:

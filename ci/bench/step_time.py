@@ -37,7 +37,7 @@ from workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
-    "computation", "horovod", "horovod-fp16", "ddp", "ddp-bf16", "ddp-fp16", "ddp-powersgd", "allgather",
+    "computation", "horovod", "adaptive", "horovod-fp16", "ddp", "ddp-bf16", "ddp-fp16", "ddp-powersgd", "allgather",
     "owner_reduce", "leader", "owner_reduce-compact@0.01",
 ]  # fmt: skip
 COLUMNS = {
@@ -49,7 +49,11 @@ COLUMNS = {
     "blocks": ("blocks", "d"),
 }
 # (hosts, model, contender): rate -> how many times as fast as Horovod's dense path it has to be.
-BARS = {(4, "mlp", "owner_reduce@0.01"): {"100mbit": 14.0, "1gbit": 2.2}}
+BARS = {
+    (4, "mlp", "owner_reduce@0.01"): {"100mbit": 14.0, "1gbit": 2.2},
+    (4, "mlp", "adaptive"): {"100mbit": 18.0, "1gbit": 3.0, "10gbit": 1.3, "loopback": 0.95},
+}
+NEAR_BEST = 0.9  # step rate of `adaptive` / that of the best density of the ladder, or dense
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -60,8 +64,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--rates", type=report.listed, default="100mbit,1gbit,10gbit,loopback", help="of all links (%(default)s)")
     add("--models", type=report.listed, default="mlp,lstm,embedding", help=f"of {', '.join(WORKLOADS)} (%(default)s)")
     add(
-        "--contenders", type=report.listed, help=f"NAME or METHOD@DENSITY ({','.join(NAMES)}; with slots, hierarchical)"
-    )
+        "--contenders", type=report.listed,
+        help=f"NAME or METHOD@DENSITY, best-fixed for the ladder ({','.join(NAMES)}; with slots, hierarchical)",
+    )  # fmt: skip
     add("--density", type=report.listed, default="0.1,0.01,0.001", help="of the methods without one (%(default)s)")
     add("--slots", type=int, default=1, help="ranks per host (%(default)s)")
     add("--repeats", type=int, default=2, help="launches of each family, alternated (%(default)s)")
@@ -118,6 +123,16 @@ def judge(cells: list[dict[str, Any]]) -> list[str]:
             verdict = "not measured" if found is None else "held" if found >= bar else "NOT HELD"
             measured = "" if found is None else f"{found:.2f}; "
             lines.append(f"{hosts} hosts, {cell['rate']}, {model}, {name}: {measured}bar {bar:g} x dense: {verdict}")
+    for cell in cells:
+        speed = {row["name"]: row["ratio"] for row in cell["rows"] if row["ratio"] is not None}
+        best = max((name for name in contenders.FIXED if name in speed), key=lambda name: speed[name], default=None)
+        if best and "adaptive" in speed and set(contenders.FIXED) <= speed.keys():
+            found = speed["adaptive"] / speed[best]
+            verdict = "held" if found >= NEAR_BEST else "NOT HELD"
+            lines.append(
+                f"{cell['hosts']} hosts, {cell['rate']}, {cell['model']}, adaptive: {found:.2f} of the best fixed "
+                f"configuration, {best}; bar {NEAR_BEST:g}: {verdict}"
+            )
     return lines
 
 

@@ -11,6 +11,7 @@ from ranks import Rank, started_rank
 from workloads import Batch, Workload, find
 
 WARMUP_STEPS = 4  # the first ones plan buckets; PowerSGD starts at the third
+SETTLE_STEPS = {"adaptive": 60}  # it tries plans at first
 BLOCK_SECONDS = 0.4
 MOST_STEPS = 8  # of a block
 
@@ -35,7 +36,7 @@ class Contest:
             self.trainers[name] = trainer
             return [self.timed(trainer, [batch]) for batch in batches][-1]
 
-        batches = self.take(WARMUP_STEPS)
+        batches = self.take(SETTLE_STEPS.get(name, WARMUP_STEPS))
         seconds = self.rank.attempt(name, warm_up)
         if seconds is None:
             self.trainers.pop(name, None)

@@ -59,12 +59,11 @@ class Momentum:
         out = out or dict.fromkeys(self.keys)
         gain = self._gain(ops, num_ranks, grad, alpha)
         # The state leads every sum: it has the precision, a gradient of 16 bits would round or underflow.
-        velocity = ops.scale(state["velocity"], self.momentum, out=out["velocity"])
         if self.nesterov:
-            velocity = ops.add(velocity, grad, gain * self.momentum, out=velocity)
+            velocity = ops.blend(state["velocity"], self.momentum, grad, gain * self.momentum, out=out["velocity"])
             moved = ops.add(velocity, grad, gain)
         else:
-            velocity = moved = ops.add(velocity, grad, gain, out=velocity)
+            velocity = moved = ops.blend(state["velocity"], self.momentum, grad, gain, out=out["velocity"])
         accumulated = ops.add(state["accumulated"], moved, out=out["accumulated"])
         return accumulated, {"velocity": velocity, "accumulated": accumulated}
 

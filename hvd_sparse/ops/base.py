@@ -29,6 +29,9 @@ class Ops(Protocol):
     def add(self, x: Array, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
         """x + alpha * y in the dtype of x."""
 
+    def blend(self, x: Array, factor: float, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
+        """factor * x + alpha * y, in the dtype of x. `out`, like x, may be overwritten with the result."""
+
     def scale(self, x: Array, factor: float, out: Array | None = None) -> Array:
         """factor * x in the dtype of x."""
 

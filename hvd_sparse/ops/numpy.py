@@ -25,6 +25,9 @@ class NumpyOps:
         y = y.astype(x.dtype)
         return (x + (y if alpha == 1 else y * alpha)).astype(x.dtype)
 
+    def blend(self, x: Array, factor: float, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
+        return self.add(self.scale(x, factor), y, alpha)
+
     def scale(self, x: Array, factor: float, out: Array | None = None) -> Array:
         return (x * factor).astype(x.dtype)
 

@@ -39,6 +39,9 @@ class TensorFlowOps:
         plain = isinstance(alpha, (int, float)) and alpha == 1
         return x + (y if plain else y * tf.cast(alpha, x.dtype))
 
+    def blend(self, x: Array, factor: float, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
+        return self.add(self.scale(x, factor), y, alpha)
+
     def scale(self, x: Array, factor: float, out: Array | None = None) -> Array:
         return x * tf.cast(factor, x.dtype)
 

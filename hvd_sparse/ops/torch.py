@@ -43,6 +43,11 @@ class TorchOps:
         # The default is an int, because torch refuses to scale integers by a float.
         return torch.add(x, y, alpha=alpha, out=out)
 
+    def blend(self, x: Array, factor: float, y: Array, alpha: float = 1.0, out: Array | None = None) -> Array:
+        if alpha == 1 and x.dtype == y.dtype:  # one pass
+            return torch.add(y, x, alpha=factor, out=out)
+        return self.add(self.scale(x, factor, out), y, alpha, out)
+
     def scale(self, x: Array, factor: float, out: Array | None = None) -> Array:
         return torch.mul(x, factor, out=out)
 

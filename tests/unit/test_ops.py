@@ -79,6 +79,17 @@ def test_scale(x, factor, backend):
     assert backend.numpy(scaled).dtype == np.float32
 
 
+@given(x=vectors(), factor=st.sampled_from([0.9, 0.5]), alpha=st.sampled_from([1.0, 0.25]), seed=st.integers(0, 99))
+def test_blend(backend, x, factor, alpha, seed):
+    y = frozen(np.random.default_rng(seed).normal(size=len(x)), np.float32)
+    left, right, out = backend.array(x), backend.array(y), backend.ops.zeros(len(x))
+    for array in (backend.ops.blend(left, factor, right, alpha), backend.ops.blend(left, factor, right, alpha, out)):
+        assert backend.numpy(array).dtype == np.float32
+        assert_close(backend.numpy(array), np.float32(factor) * x + np.float32(alpha) * y, 1e-6)
+    assert_bits_equal(backend.numpy(left), x)
+    assert_bits_equal(backend.numpy(right), y)
+
+
 def test_scale_leaves_its_input(backend):
     x = backend.array(floats(1, 2))
     out = backend.ops.zeros(2)
