@@ -11,4 +11,11 @@ export OMP_NUM_THREADS=1
 .venv/bin/ruff check
 .venv/bin/ruff format --check
 .venv/bin/mypy hvd_sparse
-.venv/bin/python -m pytest -q --durations=10 "$@"
+pytest=(.venv/bin/python -m pytest -q --durations=10)
+if [ $# -gt 0 ]; then
+    "${pytest[@]}" "$@"
+else
+    # What needs one process runs side by side; what starts ranks has the machine for itself.
+    "${pytest[@]}" -n 2 tests/unit
+    "${pytest[@]}" tests/parallel tests/netlab
+fi

@@ -1,6 +1,7 @@
 """Fashion-MNIST with Horovod, PyTorch and sparse gradients.
 
-    horovodrun -np 2 python examples/pytorch_fashion_mnist.py                  # sends 1 % of the gradient entries
+    horovodrun -np 2 python examples/pytorch_fashion_mnist.py                  # sends as much as the network can take
+    horovodrun -np 2 python examples/pytorch_fashion_mnist.py --density 0.01   # 1 % of the gradient entries
     horovodrun -np 2 python examples/pytorch_fashion_mnist.py --dense          # Horovod's own path, to compare
     python examples/pytorch_fashion_mnist.py                                   # one process
 
@@ -29,7 +30,7 @@ from hvd_sparse.memories.momentum import Momentum
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--density", type=float, default=0.01, help="share of the gradient entries that is sent (%(default)s)")
+    add("--density", type=float, help="share of the gradient entries that is sent (default: it follows the network)")
     add("--sparsifier", default="threshold", help="which entries: threshold, topk, leader, random_block (%(default)s)")
     add("--collective", help="how their sum travels: owner_reduce, allgather, shared_allreduce (what fits best)")
     add("--wire", choices=["fp32", "fp16", "compact"], help="how entries are written, in 8, 6 or 4 bytes (fp32)")
@@ -77,16 +78,19 @@ def make_optimizer(args, model):
         memory = args.memory
         if memory == "momentum":  # it applies the momentum, and before it selects: the optimizer must not do it again
             memory, momentum = Momentum(args.momentum), 0.0
-        compression = hvd.Compression.sparse(
-            args.density,
-            sparsifier=args.sparsifier,
-            collective=args.collective,
-            wire=args.wire,
-            memory=memory,
-            warmup_steps=args.warmup_steps,
-        )
+        parts = {
+            "sparsifier": args.sparsifier, "collective": args.collective, "wire": args.wire, "memory": memory
+        }  # fmt: skip
+        if args.density is None:
+            compression = hvd.Compression.adaptive(**parts)
+        else:
+            compression = hvd.Compression.sparse(args.density, warmup_steps=args.warmup_steps, **parts)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=momentum)
     return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=compression)
+
+
+def density_in_words(args):
+    return "adaptive density" if args.density is None else f"density {args.density:g}"
 
 
 def make_schedule(args, optimizer, num_steps):
@@ -208,7 +212,7 @@ def main():
     if hvd.rank() != 0:
         return
     results = {
-        "mode": "dense" if args.dense else f"sparse, density {args.density:g}, {args.sparsifier}, {args.memory}",
+        "mode": "dense" if args.dense else f"sparse, {density_in_words(args)}, {args.sparsifier}, {args.memory}",
         "ranks": hvd.size(),
         "steps": len(losses),
         "test_accuracy": tests[-1]["accuracy"],

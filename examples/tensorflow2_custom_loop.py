@@ -24,7 +24,7 @@ import hvd_sparse.tensorflow as hvd  # was: import horovod.tensorflow as hvd
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--density", type=float, default=0.01, help="share of the gradient entries that is sent (%(default)s)")
+    add("--density", type=float, help="share of the gradient entries that is sent (default: it follows the network)")
     add("--steps", type=int, default=400, help="(%(default)s)")
     add("--batch-size", type=int, default=64, help="per rank (%(default)s)")
     add("--lr", type=float, default=0.001, help="of Adam (%(default)s)")
@@ -49,7 +49,7 @@ def main():
     )
     optimizer = keras.optimizers.Adam(args.lr)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    compression = hvd.Compression.sparse(density=args.density)
+    compression = hvd.Compression.adaptive() if args.density is None else hvd.Compression.sparse(args.density)
     hvd.broadcast_model(model, optimizer, root_rank=0)
 
     @tf.function

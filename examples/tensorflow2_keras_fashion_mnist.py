@@ -1,8 +1,9 @@
 """Fashion-MNIST with Horovod, Keras 3 and sparse gradients.
 
-    horovodrun -np 2 python examples/tensorflow2_keras_fashion_mnist.py            # sends 1 % of the gradient entries
-    horovodrun -np 2 python examples/tensorflow2_keras_fashion_mnist.py --dense    # everything, to compare
-    python examples/tensorflow2_keras_fashion_mnist.py                             # one process
+    horovodrun -np 2 python examples/tensorflow2_keras_fashion_mnist.py                  # what the network can take
+    horovodrun -np 2 python examples/tensorflow2_keras_fashion_mnist.py --density 0.01   # 1 % of the gradient entries
+    horovodrun -np 2 python examples/tensorflow2_keras_fashion_mnist.py --dense          # everything, to compare
+    python examples/tensorflow2_keras_fashion_mnist.py                                   # one process
 
 A Horovod script for Keras in its usual shape: compile, callbacks, fit. What differs from one without hvd_sparse is the
 import and the `compression`, and that ranks are really synchronised: Horovod 0.28.1 trains Keras 3 models on every rank
@@ -29,7 +30,7 @@ from hvd_sparse.memories.momentum import Momentum
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--density", type=float, default=0.01, help="share of the gradient entries that is sent (%(default)s)")
+    add("--density", type=float, help="share of the gradient entries that is sent (default: it follows the network)")
     add("--sparsifier", default="threshold", help="which entries: threshold, topk, random_block (%(default)s)")
     add("--memory", default="momentum", help="what becomes of the others: momentum, residual, none (%(default)s)")
     add("--dense", action="store_true", help="send every entry")
@@ -66,7 +67,10 @@ def make_optimizer(args, num_steps):
         memory = args.memory
         if memory == "momentum":  # it applies the momentum, and before it selects: the optimizer must not do it again
             memory, momentum = Momentum(args.momentum), 0.0
-        compression = hvd.Compression.sparse(args.density, sparsifier=args.sparsifier, memory=memory)
+        if args.density is None:
+            compression = hvd.Compression.adaptive(sparsifier=args.sparsifier, memory=memory)
+        else:
+            compression = hvd.Compression.sparse(args.density, sparsifier=args.sparsifier, memory=memory)
     # From the rate of one rank to that of all of them, then down to zero at the last step.
     rate = keras.optimizers.schedules.CosineDecay(
         args.lr, num_steps, warmup_target=args.lr * hvd.size(), warmup_steps=min(100, num_steps // 2)
@@ -123,7 +127,9 @@ def main():
     dense = 8 * sum(int(np.prod(v.shape)) for v in model.trainable_variables) * (hvd.size() - 1) / hvd.size()
     sent = metrics["bytes_sent"] / num_steps
     results = {
-        "mode": "dense" if args.dense else f"sparse, density {args.density:g}, {args.sparsifier}, {args.memory}",
+        "mode": "dense"
+        if args.dense
+        else f"sparse, density {args.density or 'adaptive'}, {args.sparsifier}, {args.memory}",
         "ranks": hvd.size(),
         "steps": num_steps,
         "test_accuracy": accuracy,

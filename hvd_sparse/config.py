@@ -162,10 +162,19 @@ def adaptive_config(
     parts = sparse_config(**settings)
     controller = Bandwidth(
         budget_seconds, exposed_fraction, ladder, period, hysteresis, margin, gain_floor,
-        registry.name_of("collective", parts.collective) or "owner_reduce",
-        getattr(getattr(parts.collective, "wire", None), "entry_bytes", 8),
+        registry.name_of("collective", parts.collective) or "owner_reduce", _entry_bytes(parts),
     )  # fmt: skip
     return replace(parts, controller=controller)
+
+
+def _entry_bytes(parts: Config) -> float:
+    """What an entry takes on the wire, as the planner counts."""
+    if parts.sparsifier.blind:
+        return 4  # everybody knows the index
+    if parts.sparsifier.shared_indices:
+        return 12 if getattr(parts.sparsifier, "index_carrier", "") == "allreduce" else 8
+    collective = getattr(parts.collective, "across", parts.collective)
+    return float(getattr(getattr(collective, "wire", None), "entry_bytes", 8))
 
 
 def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Collective:

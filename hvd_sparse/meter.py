@@ -27,6 +27,7 @@ _PROBE_SHARE = 0.005  # of the time between two decisions that may go into looki
 _MISSED = 0.3  # relative error of a prediction after which the link is measured again
 _TWICE = 2.0  # a single small message says no more than a factor
 _NOISE = 0.002  # seconds
+_LEAST_STEPS = 3  # that must have been timed before a decision
 _ALARM = 2.5  # a step so many times as long as usual: decide now
 
 
@@ -43,17 +44,27 @@ class Network(Protocol):
         """The sum over ranks, place by place."""
 
 
-def measure_link(network: Network, num_ranks: int) -> tuple[Link, int]:
-    """The link as the slowest rank sees it, and the bytes of the longer allreduce that was timed. Under two seconds."""
-    small = network.largest([min(network.allreduce_seconds(_SMALL_BYTES) for _ in range(4))])[0]
+def measure_link(network: Network, num_ranks: int) -> tuple[Link | None, int]:
+    """The link as the slowest rank sees it, and the bytes of the longer allreduce that was timed. Under two seconds.
+
+    None if a clock is broken.
+    """
+    small = _largest(network, [min(network.allreduce_seconds(_SMALL_BYTES) for _ in range(4))])[0]
     for num_bytes in _PROBE_BYTES:
-        [large] = network.largest([min(network.allreduce_seconds(num_bytes) for _ in range(2))])
+        [large] = _largest(network, [min(network.allreduce_seconds(num_bytes) for _ in range(2))])
         if large > small + _LONG_ENOUGH:  # unless by accident
             again = min(network.allreduce_seconds(num_bytes) for _ in range(1 + (large < _SHORT)))
-            [large] = network.largest([min(large, again)])
+            [large] = _largest(network, [min(large, again)])
         if large > small + _LONG_ENOUGH:
             break
+    if not math.isfinite(small + large):
+        return None, 0
     return fit_link((_SMALL_BYTES, small), (num_bytes, large), num_ranks, per_collective=True), num_bytes
+
+
+def _largest(network: Network, values: list[float]) -> list[float]:
+    """NaN has no place in an order: infinity stands for it."""
+    return network.largest([value if math.isfinite(value) else math.inf for value in values])
 
 
 class Meter:
@@ -75,7 +86,7 @@ class Meter:
         self.measured: Measured | None = None
         self.plan = Plan(math.nan, "")
         self.log: MetricsLog | None = None
-        self._adapts = hasattr(controller, "due")
+        self._adapts = hasattr(controller, "due") and world.size > 1
         self._probe_bytes = 0  # of the longest message worth sending
         self._look_bytes = 0  # of the message that looks at the link before the next decision
         self._usual = math.inf  # seconds of a step, at the last decision
@@ -83,7 +94,8 @@ class Meter:
         self._restart()
 
     def _restart(self) -> None:
-        self._steps: list[float] = []  # since the last decision
+        self._num_exchanges = 0  # since the last decision; equal on all ranks, whatever their clocks say
+        self._steps: list[float] = []
         self._exposed: list[float] = []
         self._overlaps: list[float] = []
 
@@ -115,8 +127,8 @@ class Meter:
 
     def is_alarmed(self) -> bool:
         """Whether the last steps took so long that a decision should not wait."""
-        recent = self._steps[-3:]
-        return self._adapts and len(recent) == 3 and min(recent) > _ALARM * self._usual
+        recent = self._steps[-_LEAST_STEPS:]
+        return self._adapts and len(recent) == _LEAST_STEPS and min(recent) > _ALARM * self._usual
 
     def after_exchange(
         self,
@@ -138,13 +150,15 @@ class Meter:
             energies: this rank's ||used||^2 and ||x||^2 in this exchange.
         """
         used, seconds_of_step, self._last_end = self.plan, now - self._last_end, now
+        self._num_exchanges += 1
         if self._adapts and num_elements > 0:
             if not math.isnan(seconds_of_step):
                 self._steps.append(seconds_of_step)
                 self._exposed.append(exposed)
                 self._overlaps.append(overlap)
-            if alarmed or self.controller.due(step, self.state):  # type: ignore[attr-defined]
-                self._decide(step, num_elements, energies)
+            due = self.controller.due(step, self.state)  # type: ignore[attr-defined]
+            if alarmed or (due and self._num_exchanges > _LEAST_STEPS):  # the first one is not timed
+                self._decide(step, num_elements, alarmed, energies)
                 self._last_end = math.nan  # the next step would hold the measurement
         if self.log:
             self.log.write(
@@ -154,27 +168,26 @@ class Meter:
                 changed=self.plan.density != used.density,
             )  # fmt: skip
 
-    def _decide(self, step: int, num_elements: int, energies: Callable[[], list[float]] | None) -> None:
-        # The first step with a plan negotiates its messages.
-        steps, exposed = self._steps[1:] or [math.inf], self._exposed[1:] or [0.0]
-        compute = statistics.median(map(lambda a, b: a - b, steps, exposed)) if len(self._steps) > 1 else 0.0
-        numbers = [statistics.median(steps), compute, statistics.median(self._overlaps[1:] or [0.0])]
+    def _decide(self, step: int, num_elements: int, alarmed: bool, energies: Callable[[], list[float]] | None) -> None:
+        recent = slice(-_LEAST_STEPS, None) if alarmed else slice(None)  # the steps before belong to another network
+        # A rank without times has no say.
+        steps, exposed = self._steps[recent] or [0.0], self._exposed[recent] or [0.0]
+        # The lower one of two in the middle: a pause is no sign of anything.
+        compute = statistics.median_low(a - b for a, b in zip(steps, exposed))
+        numbers = [statistics.median_low(steps), compute, statistics.median_low(self._overlaps or [0.0])]
         looked = self.network.allreduce_seconds(self._look_bytes) if self.link else 0.0
-        # NaN has no place in an order: infinity stands for it.
-        numbers = self.network.largest([x if math.isfinite(x) else math.inf for x in [*numbers, looked]])
-        step_seconds, compute, overlap, looked = numbers
+        step_seconds, compute, overlap, looked = _largest(self.network, [*numbers, looked])
+        step_seconds = step_seconds or math.inf
         why = self._reason_to_measure(step_seconds, looked)
-        if why:
-            self.link, self._probe_bytes = measure_link(self.network, self.num_ranks)
-            if self.rank == 0:
-                _log.info(
-                    "Measured the network (%s): %.2f ms per collective, %.4g Gbit/s.",
-                    why, 1e3 * self.link.latency, 8e-9 * self.link.bandwidth,
-                )  # fmt: skip
+        if why and self._measure(why) and not alarmed:
+            step_seconds = math.inf  # the steps were taken with the old link, or partly so: they say nothing
         share = None
         if energies and getattr(self.controller, "gain_floor", None) is not None:
             used, whole = self.network.total(energies())
             share = used / whole if whole > 0 else 1.0
+        if not self.link:
+            self._restart()
+            return
         self.measured = Measured(self.num_ranks, num_elements, self.link, compute, step_seconds, overlap, share)
         before = self.plan
         self.plan, self.state = self.controller.decide(Seen(step, self.measured), self.state)
@@ -187,6 +200,19 @@ class Meter:
         sizes = [size for size in _PROBE_BYTES if size <= self._probe_bytes and self._predicted(size) <= allowed]
         self._look_bytes = max(sizes, default=_PROBE_BYTES[0])
         self._restart()
+
+    def _measure(self, why: str) -> bool:
+        """Measure the link; whether another one was known and it is much different."""
+        before = self.link
+        link, self._probe_bytes = measure_link(self.network, self.num_ranks)
+        self.link = link or before
+        if link and self.rank == 0:
+            _log.info(
+                "Measured the network (%s): %.2f ms per collective, %.4g Gbit/s.",
+                why, 1e3 * link.latency, 8e-9 * link.bandwidth,
+            )  # fmt: skip
+        changes = abs(math.log(link.seconds_per_byte / before.seconds_per_byte)) if link and before else 0.0
+        return changes > math.log(1 + _MISSED)
 
     def _predicted(self, num_bytes: int) -> float:
         return seconds(self.link, dense(num_bytes // 4, 0, self.num_ranks))

@@ -63,7 +63,8 @@ def _probe(hvd: Any, make: Callable[[Any], Any], repeats: int, file: Path | None
     for name, group in groups.items():
         if group is not None and group.size() > 1:
             link, _ = measure_link(_Messages(hvd, make, group, name), group.size())
-            links[name] = link
+            if link:
+                links[name] = link
     everybody = _Messages(hvd, make, hvd.global_process_set, "global")
     for kind in ("allreduce", "allgather", "alltoall", "broadcast"):
         times[kind] = {size: everybody.median_seconds(kind, size, repeats) for size in _SIZES}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from hvd_sparse.controllers import Measured, Plan, Seen
 from hvd_sparse.planner.choice import LADDER, Choice, Option, budget, choose
@@ -12,17 +11,22 @@ from hvd_sparse.planner.cost import TRAFFIC, seconds_by_group
 from hvd_sparse.types import State, check_count, check_density, check_positive, num_kept
 
 _NEAR_BEST = 0.05  # without a budget: what a denser plan may cost more than the best one, as a part of the step
-_FIRST_DECISION = 4  # exchanges; the first ones make plans and connections
+_FIRST_DECISION = 3  # exchange after which there is one; the first ones make plans and connections
 _TRIAL = 5  # exchanges after which a plan that was never measured is looked at again
+_FORGET = 40  # periods after which a plan that was not in use counts as never measured
+_MISSED = 0.3  # relative error of a prediction after which nothing that was seen counts
+_NOISE_SECONDS = 0.002
 
 
 class Bandwidth:
     """The densest exchange that costs next to nothing: dense if that fits, the sparsest rung if nothing does.
 
-    Predicted time of a plan: that of its traffic over the measured link, and beside it what a step has taken beyond
-    that whenever this plan was in use: computation, selection, less what the exchange hides behind backward. A plan
-    that was never in use is taken to have the cost of the nearest one that was, dense to have none and to hide as well
-    as it can; where that makes it the choice it is tried for a few exchanges.
+    Predicted step with a plan: what its traffic takes over the measured link, as far as it does not hide behind
+    backward, and beside it what a step has taken beyond that when this plan was last in use: computation, selection.
+    What it costs is the difference to the least computation that any plan was seen with. A rung that was never in use
+    is taken to need the same as the nearest one that was. Dense is tried once wherever its traffic alone would not rule
+    it out; with a budget, where it would fit as far as is known. Where computation with the plan in use takes longer,
+    it does with all of them. What was seen long ago, or what a step contradicts by far, is forgotten.
 
     Args:
         budget_seconds: what an exchange may cost a step. None: `exposed_fraction` of the step, or a twentieth of it
@@ -62,16 +66,16 @@ class Bandwidth:
         collective: str = "owner_reduce",
         entry_bytes: float = 8,
     ) -> None:
-        budget(exposed_fraction, 1.0)
-        if isinstance(ladder, (str, float, int)) or not len(ladder):
+        budget(exposed_fraction if exposed_fraction == 0 else check_positive(exposed_fraction, "exposed_fraction"), 1.0)
+        if not isinstance(ladder, (tuple, list)) or not ladder:
             raise ValueError(f"`ladder` must be densities, (0.1, 0.01) say. Received: ladder={ladder!r}.")
         self.budget_seconds = None if budget_seconds is None else check_positive(budget_seconds, "budget_seconds")
         self.exposed_fraction = exposed_fraction
         rungs = {check_density(density, "ladder") for density in ladder} - {1.0}
         self.densities = tuple(sorted(rungs, reverse=True))
         self.period = check_count(period, "period")
-        self.hysteresis = float(hysteresis and check_positive(hysteresis, "hysteresis"))
-        self.margin = float(margin and check_positive(margin, "margin"))
+        self.hysteresis = 0.0 if hysteresis == 0 else float(check_positive(hysteresis, "hysteresis"))
+        self.margin = 0.0 if margin == 0 else float(check_positive(margin, "margin"))
         self.gain_floor = None if gain_floor is None else check_density(gain_floor, "gain_floor")
         self.collective = collective
         self.entry_bytes = entry_bytes
@@ -87,27 +91,33 @@ class Bandwidth:
 
     def due(self, step: int, state: State) -> bool:
         """Whether ranks shall measure together after exchange number `step`."""
-        return bool(step + 1 >= state["due"])
+        return bool(step >= state["due"])
 
     def decide(self, seen: Seen, state: State) -> tuple[Plan, State]:
         density = state["density"]
+        words = "dense" if density == 1 else f"density {density:g}"
         if seen.measured is None:
-            words = "dense" if density == 1 else f"density {density:g}"
             return Plan(density, f"{words}, until the network is measured"), state
-        measured, link_seconds = seen.measured, self._link_seconds(seen.measured)
-        state = {**state, **self._observations(measured, link_seconds[density], density)}
-        steps = {d: link_seconds[d] + self._overhead(d, state, measured) for d in self.ladder()}
-        exposed = {d: max(0.0, steps[d] - measured.compute_seconds) for d in steps}
+        measured = seen.measured
+        numbers = (measured.compute_seconds, measured.overlap_seconds, measured.link.latency)
+        if not all(map(math.isfinite, (*numbers, measured.link.seconds_per_byte))):
+            later = {**state, "due": seen.step + self.period}
+            return Plan(density, f"{words} is kept: a measurement is not finite"), later
+        link_seconds = self._link_seconds(measured)
+        state = self._observed(seen.step, measured, link_seconds[density], state)
+        base = min(v for key, v in [("compute", measured.compute_seconds), *state.items()] if key.startswith("compute"))
+        steps = {d: self._predicted(d, link_seconds[d], state, base, measured) for d in self.ladder()}
+        exposed = {d: max(0.0, steps[d] - base) for d in steps}
         choice = choose(
             [Option(self.collective, d, exposed[d], state.get(f"gain {d:g}")) for d in self.densities],
             exposed[1.0],
-            self._budget(measured, exposed, steps),
+            self._budget(base, exposed, steps),
             Choice("dense" if density == 1 else self.collective, density, exposed[density], ""),
             hysteresis=self.hysteresis,
             margin=self.margin,
             gain_floor=self.gain_floor,
         )
-        wait = self.period if f"overhead {choice.density:g}" in state else _TRIAL
+        wait = self.period if f"rest {choice.density:g}" in state else _TRIAL
         state = {**state, "density": choice.density, "due": seen.step + wait}
         return Plan(choice.density, choice.reason, choice.seconds, exposed[1.0]), state
 
@@ -121,29 +131,67 @@ class Bandwidth:
             found[density] = seconds_by_group(dict.fromkeys(volumes, measured.link), volumes)
         return found
 
-    @staticmethod
-    def _observations(measured: Measured, link_seconds: float, density: float) -> dict[str, Any]:
-        """What this period says about the plan that was in use."""
-        found = {}
+    def _observed(self, step: int, measured: Measured, link_seconds: float, state: State) -> State:
+        """The state with what this period says about the plan that was in use."""
+        density = f"{state['density']:g}"
+        found: State = {}
         if math.isfinite(measured.step_seconds):
-            found[f"overhead {density:g}"] = measured.step_seconds - link_seconds
+            found = {
+                f"rest {density}": measured.step_seconds - link_seconds,
+                f"hidden {density}": min(link_seconds, measured.overlap_seconds),
+                f"compute {density}": measured.compute_seconds,
+                f"at {density}": step,
+            }
+            expected = _expected(density, link_seconds, measured, state)
+            most = _MISSED * measured.step_seconds + _NOISE_SECONDS
+            misses = [abs(one - measured.step_seconds) > most for one in expected]
+            if expected and all(misses):
+                # Half of the period may have been the old times: the next one counts.
+                kinds = ("density", "due", "gain")
+                state, found = {key: value for key, value in state.items() if key.partition(" ")[0] in kinds}, {}
+            elif expected and self._was_long_in_use(density, state):
+                state = _moved(state, measured.compute_seconds - state[f"compute {density}"])
         if measured.gain is not None:
-            found[f"gain {density:g}"] = 1.0 if density == 1 else measured.gain
-        return found
+            found[f"gain {density}"] = 1.0 if state["density"] == 1 else measured.gain
+        old = [key[3:] for key, at in state.items() if key[:3] == "at " and step - at > _FORGET * self.period]
+        kept = {key: value for key, value in state.items() if key.partition(" ")[2] not in old or " " not in key}
+        return {**kept, **found}
 
-    def _overhead(self, density: float, state: State, measured: Measured) -> float:
-        """Seconds of a step beside the plan's traffic, as far as they are known."""
-        if density == 1:
-            return float(state.get("overhead 1", measured.compute_seconds - measured.overlap_seconds))
-        known = [d for d in self.densities if f"overhead {d:g}" in state]
-        if not known:
-            return measured.compute_seconds
-        nearest = min(known, key=lambda d: (abs(math.log(d / density)), d))
-        return float(state[f"overhead {nearest:g}"])
+    def _was_long_in_use(self, density: str, state: State) -> bool:
+        """Whether the last observation was of this plan, and of more than a trial."""
+        others = [at for key, at in state.items() if key[:3] == "at " and key != f"at {density}"]
+        return all(state[f"at {density}"] > at + _TRIAL for at in others)
 
-    def _budget(self, measured: Measured, exposed: dict[float, float], steps: dict[float, float]) -> float:
+    def _predicted(self, density: float, link_seconds: float, state: State, base: float, measured: Measured) -> float:
+        """Seconds of a step with a plan whose traffic takes `link_seconds`."""
+        known = [d for d in self.densities if f"rest {d:g}" in state]
+        if density == 1 and "rest 1" not in state:
+            return link_seconds + (0.0 if self.budget_seconds is None else max(0.0, base - measured.overlap_seconds))
+        if density < 1 and not known:
+            return link_seconds + base
+        like = density if density == 1 else min(known, key=lambda d: (abs(math.log(d / density)), d))
+        return min(_expected(f"{like:g}", link_seconds, measured, state))
+
+    def _budget(self, base: float, exposed: dict[float, float], steps: dict[float, float]) -> float:
         if self.budget_seconds is not None:
             return self.budget_seconds
         best = min(steps, key=lambda density: steps[density])
-        least = budget(self.exposed_fraction, measured.compute_seconds)
+        least = budget(self.exposed_fraction, base)
         return max(least, exposed[best] + _NEAR_BEST * steps[best])
+
+
+def _expected(density: str, link_seconds: float, measured: Measured, state: State) -> list[float]:
+    """Seconds of a step, by what this plan has needed; empty if nobody knows.
+
+    The first: no more and no less hides than did; the second: traffic of any length does, as far as backward reaches.
+    """
+    if f"rest {density}" not in state:
+        return []
+    rest, hidden = state[f"rest {density}"], state[f"hidden {density}"]
+    return [rest + link_seconds, rest + hidden + max(0.0, link_seconds - measured.overlap_seconds)]
+
+
+def _moved(state: State, seconds: float) -> State:
+    """The state after computation with the plan in use has become longer: so it has with all others."""
+    kinds = ("rest", "compute")
+    return {key: value + seconds if key.partition(" ")[0] in kinds else value for key, value in state.items()}

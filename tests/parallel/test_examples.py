@@ -66,7 +66,7 @@ def check(results: dict[str, Any], ranks: int) -> None:
 @pytest.mark.parallel(ranks=2)
 def test_sparse_and_dense_on_two_ranks(folder: Path, tmp_path: Path) -> None:
     results = {}
-    for name, options in (("sparse", []), ("dense", ["--dense"])):
+    for name, options in (("sparse", ["--density", "0.01"]), ("dense", ["--dense"]), ("adaptive", [])):
         file = tmp_path / "results" / f"{name}.json"
         run = horovodrun(2, command(folder, "--json", str(file), *options), limit_seconds=60)
         assert run.code == 0, run.output
@@ -130,7 +130,8 @@ def test_read_idx_of_large_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parallel(ranks=2)
 def test_keras_on_two_ranks(folder: Path, tmp_path: Path) -> None:
-    options = ["--data", str(folder), "--epochs", "2", "--batch-size", "20", "--json", str(tmp_path / "keras.json")]
+    options = ["--data", str(folder), "--epochs", "2", "--batch-size", "20", "--density", "0.01"]
+    options += ["--json", str(tmp_path / "keras.json")]
     script = ROOT / "examples" / "tensorflow2_keras_fashion_mnist.py"
     run = horovodrun(2, [sys.executable, str(script), *options], limit_seconds=90)
     assert run.code == 0, run.output
