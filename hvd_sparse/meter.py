@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -86,6 +87,7 @@ class Meter:
         self.measured: Measured | None = None
         self.plan = Plan(math.nan, "")
         self.log: MetricsLog | None = None
+        self.seconds = 0.0  # that measuring and deciding has taken
         self._adapts = hasattr(controller, "due") and world.size > 1
         self._probe_bytes = 0  # of the longest message worth sending
         self._look_bytes = 0  # of the message that looks at the link before the next decision
@@ -114,13 +116,21 @@ class Meter:
         self._restart()
 
     def as_dict(self) -> dict[str, Any]:
-        """What `metrics()` says about the network and the plan; None where nothing is measured."""
+        """What `metrics()` says about the network and the plan; None where nothing is measured.
+
+        Keys:
+            latency_seconds, bandwidth_bytes_per_second: of the link, per collective.
+            compute_seconds, step_seconds: of a step in the last period, without and with what it waited; medians.
+            measuring_seconds: that measuring and deciding has taken so far.
+            predicted_seconds, predicted_dense_seconds: what a step waits with the present plan, and would with dense.
+        """
         measured, link = self.measured, self.link
         return {
             "latency_seconds": link and link.latency,
             "bandwidth_bytes_per_second": link and link.bandwidth,
             "compute_seconds": measured and _number(measured.compute_seconds),
             "step_seconds": measured and _number(measured.step_seconds),
+            "measuring_seconds": self.seconds or None,
             "predicted_seconds": _number(self.plan.seconds),
             "predicted_dense_seconds": _number(self.plan.dense_seconds),
         }
@@ -158,7 +168,9 @@ class Meter:
                 self._overlaps.append(overlap)
             due = self.controller.due(step, self.state)  # type: ignore[attr-defined]
             if alarmed or (due and self._num_exchanges > _LEAST_STEPS):  # the first one is not timed
+                started = time.perf_counter()
                 self._decide(step, num_elements, alarmed, energies)
+                self.seconds += time.perf_counter() - started
                 self._last_end = math.nan  # the next step would hold the measurement
         if self.log:
             self.log.write(

@@ -49,6 +49,26 @@ def case_density_one_is_dense() -> None:
     assert_equal(flat(model), flat(reference))
 
 
+def case_the_slowest_link_counts() -> None:
+    """Three hosts could send ten times as much as the first one: all of them choose what suits that."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1000, 1000)
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), hvd.Compression.adaptive(period=8))
+    densities = []
+    for step in range(24):
+        x = torch.randn(16, 1000, generator=torch.Generator().manual_seed(10 * step + RANK))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        densities.append(optimizer.metrics()["density"])
+    metrics = optimizer.metrics()
+    assert 5e6 < metrics["bandwidth_bytes_per_second"] < 25e6, metrics  # of 12.5e6; a link starts with some credit
+    assert densities[-1] < 0.05, metrics
+    told = (densities, metrics["reason"], metrics["bandwidth_bytes_per_second"])
+    assert hvd.allgather_object(told) == [told] * SIZE
+    assert_same_on_ranks(flat(model))
+
+
 def case_the_example() -> None:
     script, folder = ROOT / "examples" / "pytorch_fashion_mnist.py", os.environ["IMAGES"]
     results = Path(sys.argv[2], "results")

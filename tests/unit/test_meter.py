@@ -541,6 +541,7 @@ def test_the_median_counts():
 
 
 KEYS = {
+    "measuring_seconds",
     "latency_seconds",
     "bandwidth_bytes_per_second",
     "compute_seconds",
@@ -557,6 +558,7 @@ def test_metrics():
     assert training.meter.as_dict() == dict.fromkeys(KEYS)
     training.run(200)
     found = training.meter.as_dict()
+    assert 0 < found.pop("measuring_seconds") < 1  # by the real clock: what deciding costs beside the messages
     assert found == {
         "latency_seconds": pytest.approx(1.5e-3, rel=1e-3),
         "bandwidth_bytes_per_second": pytest.approx(1.25e8, rel=1e-3),
