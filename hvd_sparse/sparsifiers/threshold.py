@@ -9,6 +9,7 @@ from hvd_sparse.sparsifiers.topk import TopK
 from hvd_sparse.types import Array, Program, Spec, State, World, check_count, check_positive
 
 _NUM_RUNS = 64  # parts of the bucket that are sampled with different phases
+_LONG_STRIDE = 15
 _BELOW = 1 - 1e-6  # so that elements equal to the limit are selected: often there are many, or only such
 _LARGEST = 3.4028234e38  # of float32: an infinity is above it, whatever the estimate
 
@@ -24,7 +25,8 @@ class Threshold:
     Choose it for every bucket that is not small: one pass over the data. Avoid it when the exact k largest are wanted.
 
     Args:
-        min_hits: sampled elements expected above the threshold; 512 gives a standard error of 4 % of the count.
+        min_hits: sampled elements expected above the threshold; 512 gives a standard error of 4 % of the count. Half
+            of them has to do where the sample would be more than a fifteenth of the bucket.
         aim: the count aimed at, in units of k. A surplus is trimmed, which costs little; a deficit travels as padding.
 
     Raises:
@@ -58,7 +60,10 @@ class Threshold:
 
     def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
         wanted = self.aim * k
-        stride = int(wanted / self.min_hits) | 1  # odd: an even stride would meet the same columns of every row
+        stride = int(wanted / self.min_hits)
+        if stride > 1:  # a sample of every second element costs as much as the rest; half the hits do as well
+            stride = max(stride, min(_LONG_STRIDE, int(2 * wanted / self.min_hits)))
+        stride |= 1  # an even one would meet the same columns of every row
         length = (spec.size // stride - 1) // _NUM_RUNS  # of a run; the shifts may cost one
         if stride == 1 or length < 1:
             selected, _ = yield from TopK().select(ops, world, spec, x, k, {})
