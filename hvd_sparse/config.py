@@ -122,7 +122,7 @@ def sparse_config(
 def adaptive_config(
     *,
     budget_seconds: float | None = None,
-    exposed_fraction: float = 0.1,
+    exposed_fraction: float = 0.05,
     ladder: Sequence[float] = LADDER,
     period: int = 50,
     hysteresis: float = 0.1,

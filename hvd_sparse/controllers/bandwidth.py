@@ -57,7 +57,7 @@ class Bandwidth:
     def __init__(
         self,
         budget_seconds: float | None = None,
-        exposed_fraction: float = 0.1,
+        exposed_fraction: float = 0.05,
         ladder: Sequence[float] = LADDER,
         period: int = 50,
         hysteresis: float = 0.1,

@@ -15,8 +15,10 @@ except ImportError as error:
 
 from horovod.tensorflow import *  # noqa: F403
 
+from hvd_sparse.averaging.outer import OuterSGD as OuterSGD
 from hvd_sparse.tensorflow.choices import Compression as Compression
 from hvd_sparse.tensorflow.distributed import wrap_optimizer as _wrap_optimizer
+from hvd_sparse.tensorflow.periodic import PeriodicAveraging as PeriodicAveraging
 from hvd_sparse.tensorflow.tape import DistributedGradientTape as DistributedGradientTape
 from hvd_sparse.tensorflow.variables import broadcast_model as broadcast_model
 from hvd_sparse.tensorflow.variables import broadcast_variables as broadcast_variables

@@ -18,8 +18,10 @@ if not hasattr(_horovod, "allreduce_async"):
 
 from horovod.torch import *  # noqa: F403
 
+from hvd_sparse.averaging.outer import OuterSGD as OuterSGD
 from hvd_sparse.torch.choices import Compression as Compression
 from hvd_sparse.torch.distributed import DistributedOptimizer as DistributedOptimizer
 from hvd_sparse.torch.membership import join as join
 from hvd_sparse.torch.optimizer_state import broadcast_optimizer_state as broadcast_optimizer_state
+from hvd_sparse.torch.periodic import PeriodicAveraging as PeriodicAveraging
 from hvd_sparse.types import HvdSparseError as HvdSparseError

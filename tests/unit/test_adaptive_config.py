@@ -157,7 +157,7 @@ def test_other_settings_are_those_of_sparse_config():
 def test_description_names_every_setting():
     assert adaptive_config(period=20, ladder=[0.01, 0.1]).describe()["controller"] == (
         "Bandwidth(budget_seconds=None, collective='owner_reduce', densities=(0.1, 0.01), entry_bytes=8.0, "
-        "exposed_fraction=0.1, gain_floor=None, hysteresis=0.1, margin=0.1, period=20)"
+        "exposed_fraction=0.05, gain_floor=None, hysteresis=0.1, margin=0.1, period=20)"
     )
 
 

@@ -36,6 +36,7 @@ LEVELS = {
     "registry": 3,
     "config": 4,
     "exchange": 4,
+    "averaging": 4,
     "meter": 4,
     "records": 1,
     "drivers": 5,

@@ -134,7 +134,8 @@ def test_a_tenth_of_the_step_is_as_good_as_a_budget(gbit, flat, shared):
     for collective, expected in (("owner_reduce", flat), ("shared_allreduce", shared)):
         if gbit == 0.1:
             continue  # where the best plan takes about T, it and a twentieth of the step are the budget
-        training = Training(Bandwidth(collective=collective), link_at(gbit), collective=collective)
+        controller = Bandwidth(exposed_fraction=0.1, collective=collective)
+        training = Training(controller, link_at(gbit), collective=collective)
         densities = training.run(120)
         assert set(densities[20:]) == {float(expected.split()[0])}
         assert (1.0 in densities) == (gbit >= 5)
@@ -540,7 +541,7 @@ def test_a_longer_computation_allows_more():
 
 
 def test_a_shorter_computation_allows_less():
-    training = Training(Bandwidth(), link_at(25), compute=1.0)
+    training = Training(Bandwidth(exposed_fraction=0.1), link_at(25), compute=1.0)
     assert training.run(200)[-1] == 1.0
     training.compute = 0.05
     assert training.run(400)[-1] < 1

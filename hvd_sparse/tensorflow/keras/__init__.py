@@ -9,10 +9,13 @@ from typing import Any as _Any
 import horovod.tensorflow as _horovod
 from horovod.tensorflow.keras import *  # noqa: F403
 
+from hvd_sparse.averaging.outer import OuterSGD as OuterSGD
 from hvd_sparse.tensorflow import Compression as Compression
 from hvd_sparse.tensorflow import HvdSparseError as HvdSparseError
 from hvd_sparse.tensorflow.distributed import wrap_optimizer as _wrap_optimizer
 from hvd_sparse.tensorflow.keras.loading import load_model as load_model
+from hvd_sparse.tensorflow.keras.periodic import PeriodicAveragingCallback as PeriodicAveragingCallback
+from hvd_sparse.tensorflow.periodic import PeriodicAveraging as PeriodicAveraging
 from hvd_sparse.tensorflow.variables import broadcast_model as broadcast_model
 from hvd_sparse.tensorflow.variables import broadcast_variables as broadcast_variables
 
