@@ -119,7 +119,9 @@ def judge(cells: list[dict[str, Any]]) -> list[str]:
         for cell in cells:
             if (cell["hosts"], cell["model"]) != (hosts, model) or cell["rate"] not in bars:
                 continue
-            bar, found = bars[cell["rate"]], next((row["ratio"] for row in cell["rows"] if row["name"] == name), None)
+            if name not in [row["name"] for row in cell["rows"]]:
+                continue
+            bar, found = bars[cell["rate"]], next(row["ratio"] for row in cell["rows"] if row["name"] == name)
             verdict = "not measured" if found is None else "held" if found >= bar else "NOT HELD"
             measured = "" if found is None else f"{found:.2f}; "
             lines.append(f"{hosts} hosts, {cell['rate']}, {model}, {name}: {measured}bar {bar:g} x dense: {verdict}")

@@ -194,6 +194,16 @@ def test_bars() -> None:
     assert step_time.judge([]) == []
 
 
+def test_the_best_fixed_density() -> None:
+    ratios = {"adaptive": 1.8, **dict.fromkeys(contenders.FIXED, 1.0), contenders.FIXED[-1]: 2.1}
+    rows = [{"name": name, "ratio": ratio} for name, ratio in ratios.items()]
+    cell = {"hosts": 2, "model": "mlp", "rate": "1gbit", "rows": rows}
+    (line,) = step_time.judge([cell])
+    assert "adaptive: 0.86 of the best fixed configuration, owner_reduce@0.001" in line
+    assert line.endswith("NOT HELD")
+    assert step_time.judge([{**cell, "rows": rows[:-1]}]) == []  # without the whole ladder nobody knows the best
+
+
 def test_goals() -> None:
     def curve(*values: float) -> list[dict[str, float]]:
         return [{"step": 10.0 * i, "seconds": 2.0 * i, "value": value} for i, value in enumerate(values, start=1)]
