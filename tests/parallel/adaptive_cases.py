@@ -65,7 +65,7 @@ def case_the_default_adapts() -> None:
     metrics = optimizer.metrics()
     assert metrics["bandwidth_bytes_per_second"] > 1e6
     assert 0 < metrics["latency_seconds"] < 1
-    assert 0 < metrics["compute_seconds"] <= metrics["step_seconds"]
+    assert 0 < metrics["compute_seconds"] <= (metrics["step_seconds"] or math.inf)  # none where the link has changed
     assert metrics["predicted_dense_seconds"] is not None
     assert metrics["reason"]
     said = [record.getMessage() for record in records]
