@@ -46,6 +46,7 @@ class HorovodTorch:
         prefix: leads the names of all operations; equal on all ranks, and used by one driver at a time.
         process_sets: Horovod's process sets by group name; "global" is required.
         timeout_seconds: longest wait for one operation.
+        patient: long waits are part of the plan; they are no reason for a warning, only for the error at the end.
 
     Attributes:
         num_bytes: sent by this rank so far, counted as the simulator counts words.
@@ -55,10 +56,13 @@ class HorovodTorch:
         HvdSparseError: the time is up. ExchangeFailed: Horovod reports that another rank failed.
     """
 
-    def __init__(self, prefix: str, process_sets: Mapping[str, Any], timeout_seconds: float) -> None:
+    def __init__(
+        self, prefix: str, process_sets: Mapping[str, Any], timeout_seconds: float, patient: bool = False
+    ) -> None:
         self.prefix = prefix
         self.process_sets = process_sets
         self.timeout_seconds = timeout_seconds
+        self.patient = patient
         self.num_bytes = 0.0
         self.trace: Trace | None = None
         self._running: dict[str, _Running] = {}
@@ -105,7 +109,7 @@ class HorovodTorch:
             waited = time.monotonic() - since
             if waited > self.timeout_seconds:
                 raise HvdSparseError(f"{self._complaint(waited)} Giving up: `timeout_seconds` is over.")
-            if waited > _WARN_SECONDS and not warned:
+            if waited > _WARN_SECONDS and not warned and not self.patient:
                 _log.warning("%s", self._complaint(waited))
                 warned = True
             time.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS + waited / 4))
@@ -167,6 +171,11 @@ class HorovodTorch:
 
     def _complaint(self, waited: float) -> str:
         labels = ", ".join(running.label for running in self._running.values())
+        if self.patient:
+            return (
+                f"Rank {hvd.rank()} has waited {waited:.0f} s for the other ranks to take part in: {labels}. Do all of "
+                f"them still take steps, or call finish()?"
+            )
         return (
             f"Rank {hvd.rank()} has waited {waited:.0f} s for the other ranks to take part in: {labels}. Do all ranks "
             f"run the same number of batches (if not, call hvd.join() after the training loop), take the same "

@@ -139,7 +139,7 @@ def PeriodicAveraging(
             raise refusal
         put_on(optimizer, None, request)
         return optimizer
-    driver = HorovodTorch(next_prefix(process_set), {"global": process_set}, settings.timeout_seconds)
+    driver = HorovodTorch(next_prefix(process_set), {"global": process_set}, settings.timeout_seconds, patient=True)
     if process_set.size() > 1 and not elastic:
         membership.agree(driver, request, refusal)
     if refusal is not None:
