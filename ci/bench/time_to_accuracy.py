@@ -1,6 +1,6 @@
 """Seconds of training until a goal, with every way to average gradients, over a slow network.
 
-    sudo .venv/bin/python ci/bench/time_to_accuracy.py                                # 4 hosts, 100 Mbit/s: half an hour
+    sudo .venv/bin/python ci/bench/time_to_accuracy.py                               # 4 hosts, 100 Mbit/s: half an hour
     sudo .venv/bin/python ci/bench/time_to_accuracy.py --rate 1gbit --models mlp
 
 Hosts are network namespaces with links of limited rate (ci/netlab.py, which needs root). The goals are 85 % test
