@@ -45,13 +45,13 @@ class Network(Protocol):
         """The sum over ranks, place by place."""
 
 
-def measure_link(network: Network, num_ranks: int) -> tuple[Link | None, int]:
+def measure_link(network: Network, num_ranks: int, most_bytes: int = _PROBE_BYTES[-1]) -> tuple[Link | None, int]:
     """The link as the slowest rank sees it, and the bytes of the longer allreduce that was timed. Under two seconds.
 
-    None if a clock is broken.
+    No message is longer than `most_bytes`, or 64 KiB. None if a clock is broken.
     """
     small = _largest(network, [min(network.allreduce_seconds(_SMALL_BYTES) for _ in range(4))])[0]
-    for num_bytes in _PROBE_BYTES:
+    for num_bytes in [size for size in _PROBE_BYTES if size <= max(most_bytes, _PROBE_BYTES[0])]:
         [large] = _largest(network, [min(network.allreduce_seconds(num_bytes) for _ in range(2))])
         if large > small + _LONG_ENOUGH:  # unless by accident
             again = min(network.allreduce_seconds(num_bytes) for _ in range(1 + (large < _SHORT)))
@@ -191,7 +191,7 @@ class Meter:
         step_seconds, compute, overlap, looked = _largest(self.network, [*numbers, looked])
         step_seconds = step_seconds or math.inf
         why = self._reason_to_measure(step_seconds, looked)
-        if why and self._measure(why) and not alarmed:
+        if why and self._measure(why, 4 * num_elements) and not alarmed:
             step_seconds = math.inf  # the steps were taken with the old link, or partly so: they say nothing
         share = None
         if energies and getattr(self.controller, "gain_floor", None) is not None:
@@ -213,10 +213,10 @@ class Meter:
         self._look_bytes = max(sizes, default=_PROBE_BYTES[0])
         self._restart()
 
-    def _measure(self, why: str) -> bool:
+    def _measure(self, why: str, most_bytes: int) -> bool:
         """Measure the link; whether another one was known and it is much different."""
         before = self.link
-        link, self._probe_bytes = measure_link(self.network, self.num_ranks)
+        link, self._probe_bytes = measure_link(self.network, self.num_ranks, most_bytes)
         self.link = link or before
         if link and self.rank == 0:
             _log.info(

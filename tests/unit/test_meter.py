@@ -551,6 +551,15 @@ KEYS = {
 }
 
 
+def test_a_small_model_is_not_measured_with_messages_larger_than_itself():
+    training = Training(Bandwidth(), Alone(link_at(10)))
+    training.meter.next_plan(0)
+    for step in range(6):
+        training.meter.after_exchange(step, 0.1 * step, 0.01, num_elements=50_000)
+    sizes = [size for kind, size in training.network.calls if kind == "allreduce"]
+    assert max(sizes) == 131_072 <= 4 * 50_000
+
+
 def test_metrics():
     training = Training(Bandwidth(0.03), Alone(link_at(1)))
     assert training.meter.as_dict() == dict.fromkeys(KEYS)
