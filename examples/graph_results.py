@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 from graph_training import Training
+from results import save, show
 
 import hvd_sparse.torch as hvd
 
@@ -47,9 +47,7 @@ def report(
         "arguments": {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()},
     }
     print_table(results)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    save(args.json, results)
     if args.plot:
         draw(results, args.plot)
 
@@ -70,7 +68,7 @@ def print_table(results: dict[str, Any]) -> None:
         f"{metric} at the start": f"{results['curve'][0][metric]:.4f}",
         metric: f"{results[metric]:.4f}",
     }
-    print("\n".join(f"{name:<24}{value}" for name, value in rows.items()), flush=True)
+    show(rows)
 
 
 def draw(results: dict[str, Any], path: Path) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import sys
 import sysconfig
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from datasets import DataError
+from results import save, show
 from torch import nn
 from tqdm import tqdm
 
@@ -205,10 +205,8 @@ def main():
         "sent per rank": f"{sent / 1e6:.2f} MB{fewer}",
         "test loss": f"{loss:.4f} nats per byte",
     }
-    print("\n".join(f"{name:<24}{value}" for name, value in rows.items()), flush=True)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    show(rows)
+    save(args.json, results)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ A Horovod script in its usual shape. What differs from one without hvd_sparse is
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from datasets import FASHION_MNIST, DataError, fashion_mnist
+from results import save, show
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
@@ -178,7 +178,7 @@ def print_table(results):
         "seconds of training": f"{results['seconds']:.1f}",
         "sent per step and rank": f"{sent / 1e6:.3f} MB{share}",
     }
-    print("\n".join(f"{name:<24}{value}" for name, value in rows.items()), flush=True)
+    show(rows)
 
 
 def main():
@@ -225,9 +225,7 @@ def main():
         "arguments": {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()},
     }
     print_table(results)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    save(args.json, results)
 
 
 if __name__ == "__main__":

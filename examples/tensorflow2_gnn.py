@@ -13,7 +13,6 @@ test nodes of the whole graph. Super parts need pymetis: pip install 'hvd-sparse
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from datasets import DataError
+from results import save, show
 
 import hvd_sparse.tensorflow.keras as hvd  # was: import horovod.tensorflow.keras as hvd
 from hvd_sparse import graph
@@ -164,10 +164,8 @@ def main():
         "sent per rank": f"{results['bytes_per_rank'] / 1e6:.3f} MB",
         "test accuracy": f"{results['accuracy']:.2%}",
     }
-    print("\n".join(f"{name:<24}{value}" for name, value in rows.items()), flush=True)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    show(rows)
+    save(args.json, results)
 
 
 if __name__ == "__main__":

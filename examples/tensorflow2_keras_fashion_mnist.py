@@ -13,7 +13,6 @@ alone.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from datasets import FASHION_MNIST, DataError, fashion_mnist
+from results import save
 
 import hvd_sparse.tensorflow.keras as hvd  # was: import horovod.tensorflow.keras as hvd
 from hvd_sparse.memories.momentum import Momentum
@@ -150,9 +150,7 @@ def main():
         ("sent per step and rank", f"{sent / 1e6:.3f} MB{share}"),
     ):
         print(f"{name:<24}{value}", flush=True)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    save(args.json, results)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import report
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {
     "torch": ROOT / "examples" / "pytorch_fashion_mnist.py",
@@ -115,7 +117,7 @@ def main() -> int:
             f"seed {seed}, {name}: {run['test_accuracy']:.2%} after {run['steps']} steps", file=sys.stderr, flush=True
         )
     rows = [compare(name, runs[name], runs["dense"]) for name in variants]
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    settings = report.settings_of(args)
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
     print_table(rows, args.seeds)

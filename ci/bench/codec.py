@@ -25,6 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import report
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("compensate", "select", "pack", "apply", "clear")
 
@@ -272,7 +274,7 @@ def main() -> int:
     parts = {"sparsifier": args.sparsifier, "collective": args.collective, "memory": args.memory}
     codec = CODECS[args.framework](args.elements, args.density, args.device, parts)
     result = measure(codec, args.warmup, args.repeats)
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    settings = report.settings_of(args)
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps({**settings, **result}, indent=1) + "\n")
     print_table(result)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import report
 
 from hvd_sparse.config import sparse_config
 from hvd_sparse.drivers.simulate import Simulator, hosts
@@ -133,7 +134,7 @@ def main() -> None:
     print_table(rows, "bytes_per_element", "MB sent per rank and step", args.elements / 1e6)
     print_table(rows, "seconds", "ms per exchange, modelled", 1e3)
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+    settings = report.settings_of(args)
     args.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
     plot(rows, args)
     print(f"wrote {args.json} and {args.png}")

@@ -171,16 +171,13 @@ class HorovodTorch:
 
     def _complaint(self, waited: float) -> str:
         labels = ", ".join(running.label for running in self._running.values())
-        if self.patient:
-            return (
-                f"Rank {hvd.rank()} has waited {waited:.0f} s for the other ranks to take part in: {labels}. Do all of "
-                f"them still take steps, or call finish()?"
-            )
-        return (
-            f"Rank {hvd.rank()} has waited {waited:.0f} s for the other ranks to take part in: {labels}. Do all ranks "
-            f"run the same number of batches (if not, call hvd.join() after the training loop), take the same "
-            f"branches, and wrap the same optimizers in the same order?"
+        advice = (
+            "Do all ranks run the same number of batches (if not, call hvd.join() after the training loop), take the "
+            "same branches, and wrap the same optimizers in the same order?"
         )
+        if self.patient:
+            advice = "Do all of them still take steps, or call finish()?"
+        return f"Rank {hvd.rank()} has waited {waited:.0f} s for the other ranks to take part in: {labels}. {advice}"
 
 
 def text_program(text: str, tag: str = "text") -> Program[list[str]]:

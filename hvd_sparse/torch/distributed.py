@@ -18,7 +18,7 @@ from hvd_sparse.torch import membership
 from hvd_sparse.torch.averager import Averager
 from hvd_sparse.torch.profile import Profile
 from hvd_sparse.torch.request import WrapRequest, check_request
-from hvd_sparse.torch.wrapped import put_on
+from hvd_sparse.torch.wrapped import wrap
 
 _log = logging.getLogger("hvd_sparse")
 
@@ -117,7 +117,7 @@ def DistributedOptimizer(
         if files["trace"]:
             driver.trace = Trace(files["trace"], process_set.rank())
     try:
-        put_on(optimizer, request, averager)
+        wrap(optimizer, request, averager)
     except TypeError:
         if averager:
             averager.close()

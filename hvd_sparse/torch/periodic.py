@@ -20,7 +20,7 @@ from hvd_sparse.ops.torch import TorchOps
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.outer import outer_for
 from hvd_sparse.torch.periodic_elastic import register_handler
-from hvd_sparse.torch.periodic_wrapped import check_parameters, put_on
+from hvd_sparse.torch.periodic_wrapped import check_parameters, wrap
 from hvd_sparse.torch.replica import TorchReplica
 from hvd_sparse.torch.rounds import Rounds
 
@@ -137,7 +137,7 @@ def PeriodicAveraging(
     if not process_set.included():
         if refusal is not None:
             raise refusal
-        put_on(optimizer, None, request)
+        wrap(optimizer, None, request)
         return optimizer
     driver = HorovodTorch(next_prefix(process_set), {"global": process_set}, settings.timeout_seconds, patient=True)
     if process_set.size() > 1 and not elastic:
@@ -149,7 +149,7 @@ def PeriodicAveraging(
         driver.process_sets = make_host_groups(hvd, process_set, settings.sparse.groups if settings.sparse else ())
         averager = PeriodicAverager(TorchOps(), replica, settings, outer=outer_step)
         rounds = Rounds(optimizer, averager, driver, lambda: membership.agree(driver, request, None))
-    put_on(optimizer, rounds, request)
+    wrap(optimizer, rounds, request)
     _wrapped.append(weakref.ref(optimizer))
     register_handler()
     if process_set.rank() == 0:

@@ -1,20 +1,17 @@
-"""The methods of an optimizer whose model is averaged, and how they get onto an object that exists already."""
+"""The methods of an optimizer whose model is averaged."""
 
 from __future__ import annotations
 
-import copyreg
 from typing import Any
 
 import torch
 
 from hvd_sparse.averaging.averager import nothing_to_average
+from hvd_sparse.torch.in_place import InPlace, is_broadcasting_state, put_on
 from hvd_sparse.torch.rounds import Rounds
-from hvd_sparse.torch.wrapped import _is_broadcasting_state
-
-_CLASSES: dict[type, type] = {}
 
 
-class PeriodicallyAveraged:
+class PeriodicallyAveraged(InPlace):
     """Mixed into the class of a wrapped optimizer, in front of the class it had. Alone it does nothing."""
 
     rounds: Rounds | None
@@ -76,35 +73,13 @@ class PeriodicallyAveraged:
 
     def close(self) -> None:
         """Average no more, and become the plain optimizer again."""
-        for handle in self.__dict__.pop("_averaging_hooks", ()):
-            handle.remove()
-        self.__dict__.update(rounds=None, averaging_request=None)
-        self.__class__ = type(self).__mro__[2]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # A copy or a pickle is a plain optimizer: hooks belong to this process and these parameters.
-        return copyreg.__newobj__, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
+        self._take_off(rounds=None, averaging_request=None)
 
 
-def put_on(optimizer: torch.optim.Optimizer, rounds: Rounds | None, request: dict[str, Any]) -> None:
-    """Make `optimizer` a `PeriodicallyAveraged` one, in place.
-
-    Raises:
-        TypeError: Python cannot change the class of this object (one with __slots__, say).
-    """
-    base = type(optimizer)
-    if base not in _CLASSES:
-        body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-        _CLASSES[base] = type(base.__name__, (PeriodicallyAveraged, base), body)
-    try:
-        optimizer.__class__ = _CLASSES[base]
-    except TypeError as error:
-        raise TypeError(f"`optimizer` of class {base.__name__} cannot be wrapped in place: {error}.") from error
-    optimizer.__dict__.update(rounds=rounds, averaging_request=request)
-    if rounds:
-        # Hooks rather than an overridden step(): a scheduler made before wrapping holds the old bound method.
-        hooks = (optimizer.register_step_pre_hook(_before_step), optimizer.register_step_post_hook(_after_step))
-        optimizer.__dict__["_averaging_hooks"] = hooks
+def wrap(optimizer: torch.optim.Optimizer, rounds: Rounds | None, request: dict[str, Any]) -> None:
+    """Make `optimizer` a `PeriodicallyAveraged` one; see `put_on`."""
+    hooks = (_before_step, _after_step) if rounds else None
+    put_on(optimizer, PeriodicallyAveraged, {"rounds": rounds, "averaging_request": request}, hooks)
 
 
 def check_parameters(optimizer: Any, replica: Any) -> None:
@@ -115,9 +90,9 @@ def check_parameters(optimizer: Any, replica: Any) -> None:
 
 
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return None if _is_broadcasting_state() else optimizer.rounds.before_step(args, kwargs)
+    return None if is_broadcasting_state() else optimizer.rounds.before_step(args, kwargs)
 
 
 def _after_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not _is_broadcasting_state():
+    if not is_broadcasting_state():
         optimizer.rounds.after_step()

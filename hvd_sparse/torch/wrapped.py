@@ -1,27 +1,23 @@
-"""The methods that a wrapped optimizer has, and how they get onto an object that exists already."""
+"""The methods that a wrapped optimizer has."""
 
 from __future__ import annotations
 
 import contextlib
-import copyreg
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from hvd_sparse.config import check_passes
 from hvd_sparse.metrics import Counters
 from hvd_sparse.saved_state import pack
 from hvd_sparse.torch.averager import Averager
+from hvd_sparse.torch.in_place import InPlace, is_broadcasting_state, put_on
 from hvd_sparse.torch.request import WrapRequest
 from hvd_sparse.types import World
 
-_CLASSES: dict[type, type] = {}
 
-
-class Wrapped:
+class Wrapped(InPlace):
     """Mixed into the class of a wrapped optimizer, in front of the class it had."""
 
     wrap_request: WrapRequest | None
@@ -82,42 +78,20 @@ class Wrapped:
         """Stop averaging and become the plain optimizer again."""
         if self.averager:
             self.averager.close()
-        for handle in self.__dict__.pop("_step_hooks", ()):
-            handle.remove()
-        self.__dict__.update(averager=None, wrap_request=None)
-        self.__class__ = type(self).__mro__[2]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # A copy or a pickle is a plain optimizer: hooks belong to this process and these parameters.
-        return copyreg.__newobj__, (type(self).__mro__[2],), self.__getstate__()  # type: ignore[attr-defined]
+        self._take_off(averager=None, wrap_request=None)
 
 
-def put_on(optimizer: torch.optim.Optimizer, request: WrapRequest, averager: Averager | None) -> None:
-    """Make `optimizer` a `Wrapped` one, in place.
-
-    Raises:
-        TypeError: Python cannot change the class of this object (one with __slots__, say).
-    """
-    base = type(optimizer)
-    if base not in _CLASSES:
-        body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-        _CLASSES[base] = type(base.__name__, (Wrapped, base), body)
-    try:
-        optimizer.__class__ = _CLASSES[base]
-    except TypeError as error:
-        raise TypeError(f"`optimizer` of class {base.__name__} cannot be wrapped in place: {error}.") from error
-    optimizer.__dict__.update(wrap_request=request, averager=averager)
-    if averager:
-        # Hooks rather than an overridden step(): a scheduler made before wrapping holds the old bound method.
-        hooks = (optimizer.register_step_pre_hook(_before_step), optimizer.register_step_post_hook(_after_step))
-        optimizer.__dict__["_step_hooks"] = hooks
+def wrap(optimizer: torch.optim.Optimizer, request: WrapRequest, averager: Averager | None) -> None:
+    """Make `optimizer` a `Wrapped` one; see `put_on`."""
+    hooks = (_before_step, _after_step) if averager else None
+    put_on(optimizer, Wrapped, {"wrap_request": request, "averager": averager}, hooks)
 
 
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     averager = optimizer.averager
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     due = closure is None and not optimizer._skip_synchronize and not averager.averaged
-    if due and not _is_broadcasting_state():
+    if due and not is_broadcasting_state():
         averager.exchange()
     averager.stepping = True
 
@@ -125,13 +99,3 @@ def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _after_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     optimizer.averager.settle(used=True)
     optimizer.averager.stepping = False
-
-
-def _is_broadcasting_state() -> bool:
-    """Whether this step is how Horovod's broadcast_optimizer_state makes missing state (elastic training calls it)."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is hvd.broadcast_optimizer_state.__code__:
-            return True
-        frame = frame.f_back
-    return False
