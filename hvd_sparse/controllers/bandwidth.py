@@ -12,8 +12,9 @@ from hvd_sparse.types import State, check_count, check_density, check_positive, 
 
 _NEAR_BEST = 0.05  # without a budget: what a denser plan may cost more than the best one, as a part of the step
 _FIRST_DECISION = 3  # exchange after which there is one; the first ones make plans and connections
-_TRIAL = 5  # exchanges after which a plan that was never measured is looked at again
-_FORGET = 40  # periods after which a plan that was not in use counts as never measured
+_TRIAL = 5  # exchanges after which a plan that was not measured on this network is looked at again
+_FORGET = 40  # periods after which a plan that was not in use counts as not measured
+_FAR = 2.0  # a plan that needs so many times as long is not looked at a second time
 _MISSED = 0.3  # relative error of a prediction after which nothing that was seen counts
 _NOISE_SECONDS = 0.002
 
@@ -84,7 +85,7 @@ class Bandwidth:
     def init(self) -> State:
         # In the middle of the ladder, so that the first steps are slow nowhere.
         start = self.densities[len(self.densities) // 2] if self.densities else 1.0
-        return {"density": start, "due": _FIRST_DECISION}
+        return {"density": start, "due": _FIRST_DECISION, "known": {}, "times": {}, "gain": {}}
 
     def ladder(self) -> tuple[float, ...]:
         return (1.0, *self.densities)
@@ -105,11 +106,12 @@ class Bandwidth:
             return Plan(density, f"{words} is kept: a measurement is not finite"), later
         link_seconds = self._link_seconds(measured)
         state = self._observed(seen.step, measured, link_seconds[density], state)
-        base = min(v for key, v in [("compute", measured.compute_seconds), *state.items()] if key.startswith("compute"))
-        steps = {d: self._predicted(d, link_seconds[d], state, base, measured) for d in self.ladder()}
+        known, gain = state["known"], state["gain"]
+        base = min([measured.compute_seconds, *(one["compute"] for one in known.values())])
+        steps = {d: self._predicted(d, link_seconds[d], state, base, seen.step, measured) for d in self.ladder()}
         exposed = {d: max(0.0, steps[d] - base) for d in steps}
         choice = choose(
-            [Option(self.collective, d, exposed[d], state.get(f"gain {d:g}")) for d in self.densities],
+            [Option(self.collective, d, exposed[d], gain.get(_key(d))) for d in self.densities],
             exposed[1.0],
             self._budget(base, exposed, steps),
             Choice("dense" if density == 1 else self.collective, density, exposed[density], ""),
@@ -117,7 +119,7 @@ class Bandwidth:
             margin=self.margin,
             gain_floor=self.gain_floor,
         )
-        wait = self.period if f"rest {choice.density:g}" in state else _TRIAL
+        wait = self.period if self._is_sure(choice.density, link_seconds, state) else _TRIAL
         state = {**state, "density": choice.density, "due": seen.step + wait}
         return Plan(choice.density, choice.reason, choice.seconds, exposed[1.0]), state
 
@@ -133,44 +135,59 @@ class Bandwidth:
 
     def _observed(self, step: int, measured: Measured, link_seconds: float, state: State) -> State:
         """The state with what this period says about the plan that was in use."""
-        density = f"{state['density']:g}"
-        found: State = {}
+        density, known, times, gain = _key(state["density"]), state["known"], state["times"], state["gain"]
+        before = known.get(density)
+        known = {key: one for key, one in known.items() if step - one["at"] <= _FORGET * self.period}
         if math.isfinite(measured.step_seconds):
-            found = {
-                f"rest {density}": measured.step_seconds - link_seconds,
-                f"hidden {density}": min(link_seconds, measured.overlap_seconds),
-                f"compute {density}": measured.compute_seconds,
-                f"at {density}": step,
-            }
-            expected = _expected(density, link_seconds, measured, state)
+            expected = _expected(before, link_seconds, measured) if before else []
             most = _MISSED * measured.step_seconds + _NOISE_SECONDS
-            misses = [abs(one - measured.step_seconds) > most for one in expected]
-            if expected and all(misses):
-                # Half of the period may have been the old times: the next one counts.
-                kinds = ("density", "due", "gain")
-                state, found = {key: value for key, value in state.items() if key.partition(" ")[0] in kinds}, {}
-            elif expected and self._was_long_in_use(density, state):
-                state = _moved(state, measured.compute_seconds - state[f"compute {density}"])
+            if expected and all(abs(one - measured.step_seconds) > most for one in expected):
+                known, times = {}, {}  # half of the period may have been the old times: the next one counts
+            else:
+                if before and all(before["at"] > one["at"] + _TRIAL for key, one in known.items() if key != density):
+                    known = _moved(known, measured.compute_seconds - before["compute"])
+                now = {
+                    "rest": measured.step_seconds - link_seconds,
+                    "link": link_seconds,
+                    "hidden": min(link_seconds, measured.overlap_seconds),
+                    "compute": measured.compute_seconds,
+                    "at": step,
+                }
+                known, times = {**known, density: now}, {**times, density: times.get(density, 0) + 1}
         if measured.gain is not None:
-            found[f"gain {density}"] = 1.0 if state["density"] == 1 else measured.gain
-        old = [key[3:] for key, at in state.items() if key[:3] == "at " and step - at > _FORGET * self.period]
-        kept = {key: value for key, value in state.items() if key.partition(" ")[2] not in old or " " not in key}
-        return {**kept, **found}
+            gain = {**gain, density: 1.0 if state["density"] == 1 else measured.gain}
+        return {**state, "known": known, "times": times, "gain": gain}
 
-    def _was_long_in_use(self, density: str, state: State) -> bool:
-        """Whether the last observation was of this plan, and of more than a trial."""
-        others = [at for key, at in state.items() if key[:3] == "at " and key != f"at {density}"]
-        return all(state[f"at {density}"] > at + _TRIAL for at in others)
-
-    def _predicted(self, density: float, link_seconds: float, state: State, base: float, measured: Measured) -> float:
+    def _predicted(
+        self, density: float, link_seconds: float, state: State, base: float, step: int, measured: Measured
+    ) -> float:
         """Seconds of a step with a plan whose traffic takes `link_seconds`."""
-        known = [d for d in self.densities if f"rest {d:g}" in state]
-        if density == 1 and "rest 1" not in state:
+        own = state["known"].get(_key(density))
+        if own is None:
+            return self._guessed(density, link_seconds, state["known"], base, measured)
+        found = min(_expected(own, link_seconds, measured))
+        # Noise may have decided a trial, but hardly two of them.
+        again = state["times"][_key(density)] == 1 and step - own["at"] >= self.period
+        if again and found < _FAR * measured.step_seconds:
+            others = {key: one for key, one in state["known"].items() if one is not own}
+            found = min(found, self._guessed(density, link_seconds, others, base, measured))
+        return found
+
+    def _guessed(self, density: float, link_seconds: float, known: State, base: float, measured: Measured) -> float:
+        """The same of a plan that was never in use: selection takes what it does at the nearest density."""
+        if density == 1:
             return link_seconds + (0.0 if self.budget_seconds is None else max(0.0, base - measured.overlap_seconds))
-        if density < 1 and not known:
+        near = [d for d in self.densities if _key(d) in known]
+        if not near:
             return link_seconds + base
-        like = density if density == 1 else min(known, key=lambda d: (abs(math.log(d / density)), d))
-        return min(_expected(f"{like:g}", link_seconds, measured, state))
+        like = min(near, key=lambda d: (abs(math.log(d / density)), d))
+        return min(_expected(known[_key(like)], link_seconds, measured))
+
+    def _is_sure(self, density: float, link_seconds: dict[float, float], state: State) -> bool:
+        """Whether a plan needs no trial: it was seen on such a network, twice or just now."""
+        name = _key(density)
+        seen_enough = density == state["density"] or state["times"].get(name, 0) > 1
+        return seen_enough and name in state["known"] and _is_near(state["known"][name]["link"], link_seconds[density])
 
     def _budget(self, base: float, exposed: dict[float, float], steps: dict[float, float]) -> float:
         if self.budget_seconds is not None:
@@ -180,18 +197,27 @@ class Bandwidth:
         return max(least, exposed[best] + _NEAR_BEST * steps[best])
 
 
-def _expected(density: str, link_seconds: float, measured: Measured, state: State) -> list[float]:
-    """Seconds of a step, by what this plan has needed; empty if nobody knows.
+def _key(density: float) -> str:
+    """Under which a saved state has it."""
+    return f"{density:g}"
+
+
+def _expected(one: State, link_seconds: float, measured: Measured) -> list[float]:
+    """Seconds of a step with a plan, by what it has needed.
 
     The first: no more and no less hides than did; the second: traffic of any length does, as far as backward reaches.
     """
-    if f"rest {density}" not in state:
-        return []
-    rest, hidden = state[f"rest {density}"], state[f"hidden {density}"]
+    rest, hidden = one["rest"], one["hidden"]
     return [rest + link_seconds, rest + hidden + max(0.0, link_seconds - measured.overlap_seconds)]
 
 
-def _moved(state: State, seconds: float) -> State:
-    """The state after computation with the plan in use has become longer: so it has with all others."""
-    kinds = ("rest", "compute")
-    return {key: value + seconds if key.partition(" ")[0] in kinds else value for key, value in state.items()}
+def _moved(known: State, seconds: float) -> State:
+    """What is known after computation with the plan in use has become longer: so it has with all others."""
+    return {
+        key: {**one, "rest": one["rest"] + seconds, "compute": one["compute"] + seconds} for key, one in known.items()
+    }
+
+
+def _is_near(seconds: float, others: float) -> bool:
+    """Whether what was seen on one network says something about another one."""
+    return abs(seconds - others) <= _MISSED * min(seconds, others) + _NOISE_SECONDS

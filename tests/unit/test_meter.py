@@ -239,13 +239,13 @@ def test_steps_over_the_old_link_say_nothing_about_the_plan(change):
     """The link changes five steps before a decision, by less than what causes an alarm."""
     training = Training(Bandwidth(), Alone(link_at(10)))
     training.run(200)
-    before = training.meter.state["rest 0.033"]
+    before = training.meter.state["known"]["0.033"]["rest"]
     training.run(training.meter.state["due"] - 204)
     training.network.link = link_at(10 * change)
     training.run(5)
     assert training.network.num_measurements == 2
     assert training.meter.as_dict()["step_seconds"] is None
-    assert training.meter.state["rest 0.033"] == before
+    assert training.meter.state["known"]["0.033"]["rest"] == before
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -633,9 +633,9 @@ def test_a_saved_state_goes_on(gbit):
     assert other.run(4) == first.run(4), "the plan, before anything is measured"
     assert other.decided == [233]
     assert other.network.num_measurements == 1
-    learned = {name: value for name, value in saved.items() if name.startswith("rest")}
+    learned = {name: one["rest"] for name, one in saved["known"].items()}
     assert learned
-    assert {name: other.meter.state[name] for name in learned} == pytest.approx(learned)
+    assert {name: one["rest"] for name, one in other.meter.state["known"].items()} == pytest.approx(learned)
     assert other.run(200) == first.run(200)
 
 

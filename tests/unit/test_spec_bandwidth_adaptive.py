@@ -38,10 +38,10 @@ def decided(controller: Bandwidth, link: Link, state: State | None = None, **mor
     return controller.decide(Seen(50, measured), controller.init() if state is None else state)[0]
 
 
-def used(density: float, rest: float = COMPUTE, **more) -> State:
+def used(density: float, rest: float = COMPUTE, gain: dict[str, float] | None = None) -> State:
     """The state of a controller whose plan has been in use."""
-    seen = {"rest": rest, "hidden": 0.0, "compute": COMPUTE, "at": 3}
-    return {"density": density, "due": 50, **{f"{name} {density:g}": value for name, value in seen.items()}, **more}
+    name, seen = f"{density:g}", {"rest": rest, "link": 0.0, "hidden": 0.0, "compute": COMPUTE, "at": 3}
+    return {"density": density, "due": 50, "known": {name: seen}, "times": {name: 2}, "gain": gain or {}}
 
 
 @dataclass
@@ -137,7 +137,7 @@ def test_a_tenth_of_the_step_is_as_good_as_a_budget(gbit, flat, shared):
         controller = Bandwidth(exposed_fraction=0.1, collective=collective)
         training = Training(controller, link_at(gbit), collective=collective)
         densities = training.run(120)
-        assert set(densities[20:]) == {float(expected.split()[0])}
+        assert set(densities[20:50] + densities[70:]) == {float(expected.split()[0])}
         assert (1.0 in densities) == (gbit >= 5)
 
 
@@ -348,9 +348,10 @@ def test_state_is_plain_numbers(budget_seconds, ladder, seen):
     state = controller.init()
     for step, measured in enumerate(seen):
         _, state = controller.decide(Seen(step, measured), state)
-        assert all(type(value) in (int, float) and math.isfinite(value) for value in state.values()), state
-        assert all(isinstance(name, str) for name in state)
-        assert len(state) <= 2 + 5 * len(controller.ladder())
+        numbers = [state["density"], state["due"], *state["times"].values(), *state["gain"].values()]
+        numbers += [value for one in state["known"].values() for value in one.values()]
+        assert all(type(value) in (int, float) and math.isfinite(value) for value in numbers), state
+        assert {*state["known"], *state["times"], *state["gain"]} <= {f"{rung:g}" for rung in controller.ladder()}
         assert json.loads(json.dumps(state)) == state
         assert controller.due(step, state) is False
 
@@ -414,7 +415,7 @@ def test_a_step_that_was_not_measured_says_nothing_about_its_plan(density, bad):
 
 
 def test_a_rung_below_the_floor_is_left_for_a_denser_one():
-    state = used(0.004, **{"gain 0.033": 0.9, "gain 0.011": 0.8})
+    state = used(0.004, gain={"0.033": 0.9, "0.011": 0.8})
     assert decided(Bandwidth(T), link_at(1), state, gain=0.5).density == 0.004
     plan = decided(Bandwidth(T, gain_floor=0.7), link_at(1), state, gain=0.5)
     assert plan.density == 0.011
@@ -424,7 +425,7 @@ def test_a_rung_below_the_floor_is_left_for_a_denser_one():
 
 
 def test_dense_if_no_rung_keeps_the_floor():
-    plan = decided(Bandwidth(T, gain_floor=0.95), link_at(1), used(0.004, **{"gain 0.1": 0.93}), gain=0.9)
+    plan = decided(Bandwidth(T, gain_floor=0.95), link_at(1), used(0.004, gain={"0.1": 0.93}), gain=0.9)
     assert plan.density == 1.0
     assert "keeps the gain of 0.95" in plan.reason
 
@@ -432,8 +433,8 @@ def test_dense_if_no_rung_keeps_the_floor():
 def test_the_gain_of_dense_is_one():
     controller = Bandwidth(T, gain_floor=0.7)
     measured = Measured(P, N, link_at(1), COMPUTE, 1.7, gain=0.2)
-    assert controller.decide(Seen(50, measured), used(1.0))[1]["gain 1"] == 1.0
-    assert controller.decide(Seen(50, measured), used(0.1))[1]["gain 0.1"] == 0.2
+    assert controller.decide(Seen(50, measured), used(1.0))[1]["gain"]["1"] == 1.0
+    assert controller.decide(Seen(50, measured), used(0.1))[1]["gain"]["0.1"] == 0.2
 
 
 # Trying plans out
@@ -447,7 +448,7 @@ def test_a_plan_that_was_never_in_use_is_tried_once(codec_exposed):
     assert densities[:4] == [0.011] * 4
     assert densities[4:9] == [1.0] * 5
     assert set(densities[9:]) == {0.1}
-    assert training.state["rest 1"] == pytest.approx(COMPUTE + 0.5)
+    assert training.state["known"]["1"]["rest"] == pytest.approx(COMPUTE + 0.5)
 
 
 @pytest.mark.parametrize(("gbit", "tried"), [(14, True), (3, False)])
@@ -499,13 +500,13 @@ def test_it_ends_near_the_best_plan_and_stays_there(codec, hide, gbit):
     """What it may give away for a denser exchange: a ninth of the computation, or a twentieth of the step."""
     training = Training(Bandwidth(), link_at(gbit), codec=CODECS[codec], codec_exposed=True, hide=hide)
     densities = training.run(800)
-    settled = densities[100:]
+    settled = densities[200:]
     assert len(set(settled)) == 1, densities[::25]
     taken = training.times(settled[0])[0]
     assert taken <= max(1.10 * training.best, training.best + COMPUTE / 9)
     assert taken <= 1.05 * training.times(1.0)[0], "never slower than dense"
     num_changes = sum(before != after for before, after in zip(densities, densities[1:]))
-    assert num_changes <= 5, "a rung is tried at most once"
+    assert num_changes <= 9, "a rung is tried at most twice"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -523,7 +524,7 @@ def test_it_ends_near_the_best_plan_for_any_costs(seed):
         collective=draw.choice(["owner_reduce", "allgather", "shared_allreduce"]),
     )
     densities = training.run(800)
-    assert len(set(densities[150:])) == 1, densities[::25]
+    assert len(set(densities[300:])) == 1, densities[::25]
     taken = training.times(densities[-1])[0]
     assert taken <= 1.10 * training.best
     assert taken <= 1.05 * training.times(1.0)[0]
@@ -570,6 +571,22 @@ def test_steps_over_a_link_that_has_just_changed_are_forgotten():
     assert training.now <= 1.12 * training.best
 
 
+@pytest.mark.parametrize("gbit", [5, 2, 1, 0.5])
+def test_noise_in_a_trial_does_not_decide(gbit):
+    """The best rung is slow when it is tried first; nobody comes back to it unless it gets a second look."""
+    quiet = Training(Bandwidth(), link_at(gbit), codec=dict.fromkeys(LADDER, 0.05))
+    best = quiet.run(300)[-1]
+    training = Training(Bandwidth(), link_at(gbit), codec=dict.fromkeys(LADDER, 0.05))
+    training.codec[best] = 0.3
+    densities = []
+    while best not in densities[:-6]:
+        densities += training.run(1)
+        assert len(densities) < 50
+    training.codec[best] = 0.05
+    training.run(300)
+    assert training.now <= 1.06 * training.best
+
+
 def test_what_was_seen_long_ago_is_forgotten():
     """Dense was slow in its trial, say for another job on the machines."""
     training = Training(Bandwidth(0.2), link_at(9), codec={1.0: 0.5})
@@ -597,7 +614,7 @@ def test_what_hides_over_one_link_may_not_over_another(gbits):
 def test_the_ladder():
     assert Bandwidth().ladder() == (1.0, *LADDER)
     assert Bandwidth(ladder=[0.01, 0.1, 1, 0.01]).ladder() == (1.0, 0.1, 0.01)
-    assert Bandwidth(ladder=[0.2]).init() == {"density": 0.2, "due": 3}
+    assert Bandwidth(ladder=[0.2]).init() == {"density": 0.2, "due": 3, "known": {}, "times": {}, "gain": {}}
 
 
 def test_dense_alone():
