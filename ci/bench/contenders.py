@@ -61,6 +61,11 @@ class Trainer:
         metrics = self.optimizer.metrics()
         return float(metrics["bytes_sent"] / max(1, metrics["num_exchanges"]))
 
+    def measuring_seconds(self) -> float:
+        """That an adaptive optimizer has spent on measuring and deciding so far."""
+        metrics = self.optimizer.metrics() if hasattr(self.optimizer, "metrics") else {}
+        return float(metrics.get("measuring_seconds") or 0.0)
+
 
 def make(name: str, workload: Workload) -> Trainer:
     """The trainer of a contender; in a process of its family, whose group is up."""

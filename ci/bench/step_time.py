@@ -13,6 +13,7 @@ launch. What is compared are medians over all blocks of steps:
     x dense     Horovod's dense time / this time
     MB sent     by the host's network interface per step, with all headers and messages
     MB counted  per step and rank, by optimizer.metrics()
+    measuring   share of the time that went into measuring the network and deciding, after the first look
 
 Ends with status 1 if a contender failed or a bar is not held. Needs the Debian packages dataset-fashion-mnist and
 dict-gcide.
@@ -46,6 +47,7 @@ COLUMNS = {
     "ratio": ("x dense", ".2f"),
     "sent_mb": ("MB sent", ".3f"),
     "counted_mb": ("MB counted", ".3f"),
+    "measuring": ("measuring", ".2%"),
     "blocks": ("blocks", "d"),
 }
 # (hosts, model, contender): rate -> how many times as fast as Horovod's dense path it has to be.
@@ -53,6 +55,7 @@ BARS = {
     (4, "mlp", "owner_reduce@0.01"): {"100mbit": 14.0, "1gbit": 2.2},
     (4, "mlp", "adaptive"): {"100mbit": 18.0, "1gbit": 3.0, "10gbit": 1.3, "loopback": 0.95},
 }
+MEASURING = 0.01  # largest share of the time of `adaptive` that may go into measuring and deciding
 NEAR_BEST = 0.9  # step rate of `adaptive` / that of the best density of the ladder, or dense
 
 
@@ -126,6 +129,13 @@ def judge(cells: list[dict[str, Any]]) -> list[str]:
             measured = "" if found is None else f"{found:.2f}; "
             lines.append(f"{hosts} hosts, {cell['rate']}, {model}, {name}: {measured}bar {bar:g} x dense: {verdict}")
     for cell in cells:
+        shares = [
+            row["measuring"] for row in cell["rows"] if row["name"] == "adaptive" and row["measuring"] is not None
+        ]
+        for share in shares:
+            verdict = "held" if share <= MEASURING else "NOT HELD"
+            where = f"{cell['hosts']} hosts, {cell['rate']}, {cell['model']}"
+            lines.append(f"{where}, adaptive: {share:.2%} of the time for measuring; bar {MEASURING:.0%}: {verdict}")
         speed = {row["name"]: row["ratio"] for row in cell["rows"] if row["ratio"] is not None}
         best = max((name for name in contenders.FIXED if name in speed), key=lambda name: speed[name], default=None)
         if best and "adaptive" in speed and set(contenders.FIXED) <= speed.keys():

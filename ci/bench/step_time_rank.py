@@ -59,10 +59,13 @@ class Contest:
         """Time some steps; False if the contender failed."""
 
         def measured() -> bool:
-            sent = self.rank.sent_bytes()
-            seconds = self.timed(self.trainers[name], batches)
-            sent = self.rank.sent_bytes() - sent
-            self.rank.note("block", name, round=number, steps=len(batches), seconds=seconds, sent=sent)
+            trainer = self.trainers[name]
+            sent, measuring = self.rank.sent_bytes(), trainer.measuring_seconds()
+            seconds = self.timed(trainer, batches)
+            sent, measuring = self.rank.sent_bytes() - sent, trainer.measuring_seconds() - measuring
+            self.rank.note(
+                "block", name, round=number, steps=len(batches), seconds=seconds, sent=sent, measuring=measuring
+            )
             return True
 
         batches = self.take(self.num_steps[name])

@@ -21,7 +21,7 @@ from netlab import Done  # step_time has put its folder on the path
 
 
 def block(name: str, number: int, seconds: float, steps: int = 2, sent: int = 2_000_000) -> list[dict[str, Any]]:
-    facts = {"round": number, "steps": steps, "seconds": seconds, "sent": sent}
+    facts = {"round": number, "steps": steps, "seconds": seconds, "sent": sent, "measuring": 0.0}
     return [note("start", name), note("block", name, **facts), note("end", name)]
 
 
@@ -162,7 +162,10 @@ def test_the_slowest_rank_counts_and_incomplete_rounds_do_not() -> None:
 
 def rows() -> list[dict[str, Any]]:
     seconds = {"computation": [0.1], "horovod": [0.9, 1.0, 8.0], "allgather@0.01": [0.2]}
-    samples = {"seconds": seconds, "sent": {"horovod": [3e6]}, "counted": {"allgather@0.01": [5e5]}}
+    samples = {
+        "seconds": seconds, "sent": {"horovod": [3e6]}, "counted": {"allgather@0.01": [5e5]},
+        "measuring": {"horovod": [0.0, 0.0, 0.0], "allgather@0.01": [0.002]},
+    }  # fmt: skip
     return report.step_rows([*seconds, "ddp"], samples, {"ddp": "no\nway"})
 
 
@@ -174,13 +177,15 @@ def test_medians_and_ratios() -> None:
     assert by_name["allgather@0.01"]["ratio"] == pytest.approx(5)
     assert by_name["allgather@0.01"]["efficiency"] == pytest.approx(0.5)
     assert by_name["allgather@0.01"]["counted_mb"] == pytest.approx(0.5)
+    assert by_name["allgather@0.01"]["measuring"] == pytest.approx(0.01)
+    assert by_name["horovod"]["measuring"] is by_name["ddp"]["measuring"] is None
     assert by_name["ddp"]["milliseconds"] is by_name["ddp"]["ratio"] is None
 
 
 def test_a_table_has_a_line_for_everybody() -> None:
     head, *lines = report.format_table(rows(), step_time.COLUMNS).splitlines()
     assert head.split()[:2] == ["contender", "ms/step"]
-    assert lines[1].split() == ["horovod", "1000.0", "10.0%", "1.00", "3.000", "-", "3"]
+    assert lines[1].split() == ["horovod", "1000.0", "10.0%", "1.00", "3.000", "-", "-", "3"]
     assert lines[3].split() == ["ddp", "failed", "(no", "way)"]
 
 
@@ -196,12 +201,19 @@ def test_bars() -> None:
 
 def test_the_best_fixed_density() -> None:
     ratios = {"adaptive": 1.8, **dict.fromkeys(contenders.FIXED, 1.0), contenders.FIXED[-1]: 2.1}
-    rows = [{"name": name, "ratio": ratio} for name, ratio in ratios.items()]
+    rows = [{"name": name, "ratio": ratio, "measuring": None} for name, ratio in ratios.items()]
     cell = {"hosts": 2, "model": "mlp", "rate": "1gbit", "rows": rows}
     (line,) = step_time.judge([cell])
     assert "adaptive: 0.86 of the best fixed configuration, owner_reduce@0.001" in line
     assert line.endswith("NOT HELD")
     assert step_time.judge([{**cell, "rows": rows[:-1]}]) == []  # without the whole ladder nobody knows the best
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.004, "held"), (0.02, "NOT HELD")])
+def test_measuring_has_a_bar(share: float, verdict: str) -> None:
+    rows = [{"name": "adaptive", "ratio": None, "measuring": share}]
+    (line,) = step_time.judge([{"hosts": 2, "model": "lstm", "rate": "1gbit", "rows": rows}])
+    assert line.endswith(f"bar 1%: {verdict}")
 
 
 def test_goals() -> None:
