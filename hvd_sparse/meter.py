@@ -120,7 +120,7 @@ class Meter:
 
         Keys:
             latency_seconds, bandwidth_bytes_per_second: of the link, per collective.
-            compute_seconds, step_seconds: of a step in the last period, without and with what it waited; medians.
+            compute_seconds, step_seconds: of a typical step in the last period, without and with what it waited.
             measuring_seconds: that measuring and deciding has taken so far.
             predicted_seconds, predicted_dense_seconds: what a step waits with the present plan, and would with dense.
         """
@@ -184,9 +184,8 @@ class Meter:
         recent = slice(-_LEAST_STEPS, None) if alarmed else slice(None)  # the steps before belong to another network
         # A rank without times has no say.
         steps, exposed = self._steps[recent] or [0.0], self._exposed[recent] or [0.0]
-        # The lower one of two in the middle: a pause is no sign of anything.
-        compute = statistics.median_low(a - b for a, b in zip(steps, exposed))
-        numbers = [statistics.median_low(steps), compute, statistics.median_low(self._overlaps or [0.0])]
+        compute = _typical([a - b for a, b in zip(steps, exposed)])
+        numbers = [_typical(steps), compute, statistics.median_low(self._overlaps or [0.0])]
         looked = self.network.allreduce_seconds(self._look_bytes) if self.link else 0.0
         step_seconds, compute, overlap, looked = _largest(self.network, [*numbers, looked])
         step_seconds = step_seconds or math.inf
@@ -239,6 +238,11 @@ class Meter:
         if math.isfinite(self._usual) and math.isfinite(step_seconds) and abs(step_seconds / self._usual - 1) > _MISSED:
             return f"a step took {1e3 * step_seconds:.1f} ms, {1e3 * self._usual:.1f} ms were expected"
         return ""
+
+
+def _typical(seconds: list[float]) -> float:
+    """What a third of the steps does not exceed: noise only adds, and pauses between steps, for a checkpoint, say."""
+    return sorted(seconds)[(len(seconds) - 1) // 3]
 
 
 def _number(value: float) -> float | None:

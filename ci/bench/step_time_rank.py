@@ -11,7 +11,7 @@ from ranks import Rank, started_rank
 from workloads import Batch, Workload, find
 
 WARMUP_STEPS = 4  # the first ones plan buckets; PowerSGD starts at the third
-SETTLE_STEPS = {"adaptive": 60}  # it tries plans at first
+SETTLE_STEPS = {"adaptive": 170}  # it tries plans at first
 BLOCK_SECONDS = 0.4
 MOST_STEPS = 8  # of a block
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import ast
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NETLAB = HERE.parent / "netlab"
 PATH = f"{ROOT}:{HERE}:{NETLAB}:{HERE.parent}"
+FORK = multiprocessing.get_context("fork")
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "0.5"}
 
 
@@ -36,30 +38,41 @@ class Run:
 
 def horovodrun(ranks: int, command: list[str], limit_seconds: float, env: dict[str, str] | None = None) -> Run:
     """Run `command` on so many ranks of this machine; everything it started is gone afterwards."""
-    launcher = [
-        str(Path(sys.executable).parent / "horovodrun"),
-        "-np",
-        str(ranks),
-        "-H",
-        f"localhost:{ranks}",
-        "--gloo",
-    ]
+    from horovod.common.util import gloo_built  # here, as ranks import this module too
+    from horovod.runner.launch import run_commandline
+
+    gloo_built(verbose=False)  # imports TensorFlow in a process of its own, and remembers the answer
+    arguments = ["horovodrun", "-np", str(ranks), "-H", f"localhost:{ranks}", "--gloo", *command]
     environment = {**os.environ, **QUIET, "PYTHONPATH": PATH, **(env or {})}
-    process = subprocess.Popen(
-        [*launcher, *command], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        output, _ = process.communicate(timeout=limit_seconds)
-        return Run(process.returncode, output)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # horovodrun ends its ranks, whose stacks are printed by then
-        try:
-            output, _ = process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-        return Run(None, output)
+    with tempfile.TemporaryFile("w+") as output:
+        launcher = FORK.Process(
+            target=become_horovodrun, args=(run_commandline, arguments, environment, output.fileno())
+        )
+        launcher.start()
+        launcher.join(limit_seconds)
+        code = launcher.exitcode
+        for end in (signal.SIGTERM, signal.SIGKILL):  # horovodrun ends its ranks, whose stacks are printed by then
+            if launcher.exitcode is None:
+                os.killpg(launcher.pid or 0, end)
+                launcher.join(10)
+        output.seek(0)
+        return Run(code, output.read())
+
+
+def become_horovodrun(
+    main: Callable[[], object], arguments: list[str], environment: dict[str, str], output: int
+) -> None:
+    """What the command does, in a process that has its modules loaded already: `main` is its entry point."""
+    os.setsid()
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+        os.dup2(file, number)
+    sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (pytest has replaced them)
+    sys.argv = arguments
+    sys.modules["__main__"] = ModuleType("__main__")  # its helper processes need not import pytest
+    sys.exit(main())
 
 
 def case_names(module: str) -> list[str]:

@@ -12,11 +12,5 @@ def test_scenario(case: str) -> None:
 
 @pytest.mark.parallel(ranks=3)
 @pytest.mark.parametrize("case", case_names("torch_promises"))
-def test_promise_on_three_ranks(case: str) -> None:
+def test_promise(case: str) -> None:
     launched("torch_promises", 3).check(case)
-
-
-@pytest.mark.parallel(ranks=2)
-@pytest.mark.parametrize("case", case_names("torch_promises"))
-def test_promise_on_two_ranks(case: str) -> None:
-    launched("torch_promises", 2).check(case)

@@ -31,6 +31,7 @@ def main() -> int:
     chosen = os.environ.get("HVD_SPARSE_CASES", "")  # for debugging: only those whose name has this in it
     for name in [name for name in case_names(module) if chosen in name]:
         print("case", name, flush=True)
+        since = time.monotonic()
         try:
             getattr(cases, name)()
             report[name] = ""
@@ -40,6 +41,7 @@ def main() -> int:
         save()
         if report[name]:
             return 1
+        print(f"case {name} took {time.monotonic() - since:.1f} s", flush=True)
     wait_for_others(folder, ranks, report)
     return 0
 
