@@ -187,7 +187,8 @@ class Meter:
         compute = _typical([a - b for a, b in zip(steps, exposed)])
         numbers = [_typical(steps), compute, statistics.median_low(self._overlaps or [0.0])]
         looked = self.network.allreduce_seconds(self._look_bytes) if self.link else 0.0
-        step_seconds, compute, overlap, looked = _largest(self.network, [*numbers, looked])
+        step_seconds, compute, overlap, looked = _largest(self.network, [*numbers, -looked])
+        looked = -looked  # of the last rank to come, which waited for nobody
         step_seconds = step_seconds or math.inf
         why = self._reason_to_measure(step_seconds, looked)
         if why and self._measure(why, 4 * num_elements) and not alarmed:

@@ -174,14 +174,18 @@ class Bandwidth:
         return found
 
     def _guessed(self, density: float, link_seconds: float, known: State, base: float, measured: Measured) -> float:
-        """The same of a plan that was never in use: selection takes what it does at the nearest density."""
+        """The same of a plan that was never in use: selection grows with density as between the nearest known ones."""
         if density == 1:
             return link_seconds + (0.0 if self.budget_seconds is None else max(0.0, base - measured.overlap_seconds))
-        near = [d for d in self.densities if _key(d) in known]
+        near = sorted((d for d in self.densities if _key(d) in known), key=lambda d: (abs(math.log(d / density)), d))
         if not near:
             return link_seconds + base
-        like = min(near, key=lambda d: (abs(math.log(d / density)), d))
-        return min(_expected(known[_key(like)], link_seconds, measured))
+        like = known[_key(near[0])]
+        found = min(_expected(like, link_seconds, measured))
+        if len(near) > 1:
+            slope = (known[_key(near[1])]["rest"] - like["rest"]) / (near[1] - near[0])
+            found = max(base, found + max(0.0, slope) * (density - near[0]))
+        return found
 
     def _is_sure(self, density: float, link_seconds: dict[float, float], state: State) -> bool:
         """Whether a plan needs no trial: it was seen on such a network, twice or just now."""
