@@ -74,18 +74,31 @@ def is_legal(sparsifier: Any, collective: Any) -> bool:
 
 
 PAIRS = list(itertools.product(parts("sparsifier"), parts("collective")))
-METHODS: dict[str, tuple[Any, Any]] = {}
-for _memory_name, _memory in parts("memory"):
-    for (_sparsifier_name, _sparsifier), (_collective_name, _collective) in PAIRS:
-        _names = (_sparsifier_name, _collective_name, _memory_name)
-        # Variants only one at a time, or there would be thousands.
-        if is_legal(_sparsifier, _collective) and sum(name not in DEFAULTS for name in _names) <= 1:
-            _config = sparse_config(sparsifier=_sparsifier, collective=_collective, memory=_memory)
-            METHODS["-".join(_names)] = (_config.scheme(), _memory)
-    for _scheme_name in registry.METHODS["scheme"]:
-        if _scheme_name != "sparse":
-            METHODS[f"{_scheme_name}-{_memory_name}"] = (registry.create("scheme", _scheme_name), _memory)
 
+
+def _methods() -> dict[str, tuple[Any, Any]]:
+    """Every legal pair of sparsifier and collective with the first memory; with each other memory enough of them.
+
+    Enough: each sparsifier and each collective once. Variants come one at a time. All combinations would be thousands.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for number, (memory_name, memory) in enumerate(parts("memory")):
+        met: set[str] = set()
+        for (sparsifier_name, sparsifier), (collective_name, collective) in PAIRS:
+            names = (sparsifier_name, collective_name)
+            num_variants = sum(name not in DEFAULTS for name in names)
+            is_wanted = num_variants <= 1 if number == 0 else num_variants == 0 and not {*names} <= met
+            if is_wanted and is_legal(sparsifier, collective):
+                config = sparse_config(sparsifier=sparsifier, collective=collective, memory=memory)
+                found["-".join([*names, memory_name])] = (config.scheme(), memory)
+                met |= {*names}
+        for name in registry.METHODS["scheme"]:
+            if name != "sparse":
+                found[f"{name}-{memory_name}"] = (registry.create("scheme", name), memory)
+    return found
+
+
+METHODS = _methods()
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
