@@ -133,7 +133,7 @@ class Averager:
             averages, totals = tf.switch_case(tf.ensure_shape(rung, []), branches)
         with tf.control_dependencies(list(averages.values())):
             seconds = tf.timestamp() - started
-            if len(self._ladder) > 1:
+            if len(self._ladder) > 1 or self.meter.log:
                 tf.numpy_function(self._after_exchange, [step, seconds], [])
         self._totals.assign_add(tf.stack([totals[0], seconds, totals[1]]))
         self.watchdog.end(self.step, seconds)
@@ -172,6 +172,8 @@ class Averager:
         return np.int32(self._ladder.index(self.counters.density))
 
     def _after_exchange(self, step: Any, seconds: Any) -> None:
+        if len(self._ladder) == 1:
+            self.meter.next_plan(int(step))
         compressed = sum(bucket.layout.spec.size for bucket in self.buckets if not bucket.layout.dense)
         self.meter.after_exchange(int(step), time.perf_counter(), float(seconds), num_elements=compressed)
 

@@ -92,6 +92,8 @@ def DistributedOptimizer(
         )  # fmt: skip
         check_host_groups(hvd, process_set, request.config.groups)
         names = {"metrics_log": metrics_log, "trace": trace, "profile": profile}
+        if hasattr(optimizer, "wrap_request"):  # whose files are in use
+            names = {}
         files = {name: open_for_rank(name, file, process_set.rank()) for name, file in names.items()}
     except (ValueError, TypeError) as error:
         refusal = error

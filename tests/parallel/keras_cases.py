@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -129,6 +130,16 @@ def case_sparsifiers_and_memories() -> None:
         assert_same_on_ranks(flat(model))
 
 
+def case_a_fixed_density_has_a_metrics_log() -> None:
+    log = FOLDER / "fixed.{rank}.jsonl"
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.05), compression=hvd.Compression.sparse(0.25, min_size=1), metrics_log=log
+    )
+    fit(make_model(), optimizer, data(3))
+    lines = [json.loads(line) for line in (FOLDER / f"fixed.{RANK}.jsonl").read_text().splitlines()]
+    assert [line["density"] for line in lines] == [0.25] * 3
+
+
 def case_the_tape() -> None:
     model, reference = make_model(), make_model()
     optimizer = keras.optimizers.SGD(0.1)
@@ -174,7 +185,8 @@ def case_the_default_adapts() -> None:
     """In one graph with one thread for its operations: messages between ranks must not wait for another."""
     model = make_model()
     ladder = hvd.Compression.adaptive(ladder=(0.1, 0.01), period=6, min_size=1)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=ladder)
+    log = FOLDER / "metrics.jsonl"
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=ladder, metrics_log=log)
     assert optimizer.metrics()["bandwidth_bytes_per_second"] is None
     fit(model, optimizer, data(24))
     metrics = optimizer.metrics()
@@ -182,6 +194,12 @@ def case_the_default_adapts() -> None:
     assert 0 < metrics["latency_seconds"] < 1
     assert metrics["compute_seconds"] > 0
     assert metrics["reason"]
+    assert log.exists() == (RANK == 0)
+    if RANK == 0:
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [line["step"] for line in lines] == list(range(24))
+        assert lines[-1]["reason"] == metrics["reason"]
+        assert lines[-1]["step_seconds"] > 0
     assert len(set(gathered(np.float64([metrics["density"]])).ravel())) == 1
     assert_same_on_ranks(flat(model))
     with pytest.raises((ValueError, hvd.HvdSparseError), match="gain_floor"):
