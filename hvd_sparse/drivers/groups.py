@@ -43,6 +43,11 @@ def check_host_groups(hvd: Any, process_set: Any, groups: tuple[str, ...]) -> No
         return
     if process_set.size() != hvd.size():
         raise ValueError("`collective` 'hierarchical' needs all ranks: it cannot be used with `process_set`.")
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise ValueError(
+            "`collective` 'hierarchical' cannot be used with elastic training: a rank that joins would make process "
+            "sets alone. Choose another, owner_reduce say."
+        )
     regular = hvd.size() == hvd.local_size() * hvd.cross_size()
     if not regular or hvd.rank() != hvd.cross_rank() * hvd.local_size() + hvd.local_rank():
         raise ValueError(

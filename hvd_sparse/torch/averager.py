@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ class Averager:
         passes: backward passes per exchange.
         groups: names of parameters that shall share a bucket; `sparse_as_dense`: no rows, but dense gradients.
         grad_scaler: the scaler whose scale gradients carry.
+        agree: compares the ranks' settings before the first exchange, and after each `restart`. None: that is done.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Averager:
         groups: Sequence[Sequence[str]] | None = None,
         sparse_as_dense: bool = False,
         grad_scaler: Any = None,
+        agree: Callable[[], None] | None = None,
     ) -> None:
         self.names = names
         self.config = config
@@ -69,6 +71,8 @@ class Averager:
         self.averaged = False  # p.grad holds averages, and nothing was added since
         self.stepping = False  # inside the optimizer's step()
         self.closed = False
+        self._agree = agree
+        self._is_agreed = agree is None
         self._pending = False  # the last exchange is neither committed nor discarded
         self._finite: list[Any] = []  # one flag per part of the last exchange
         self._bucket_of: dict[_Param, Bucket] = {}
@@ -108,6 +112,9 @@ class Averager:
         """First gradient since the last exchange: settle that one, and look at the plan and the loss scale."""
         if self._open:
             return
+        if self._agree and not self._is_agreed and self.driver.world(0).size > 1:
+            self._agree()
+        self._is_agreed = True
         self._open, self._adding, self.averaged = True, self.averaged and self._averages_are_kept(), False
         # Inside step() the optimizer has consumed the last result (LBFGS). One that was not zeroed is consumed too,
         # since the next is added to it. Otherwise it was thrown away.
@@ -158,13 +165,16 @@ class Averager:
         try:
             return self._exchange(active, failure)
         except BaseException:
-            self.driver.abandon()
-            self.hooks.reset()
-            self.settle(used=False)
-            self._forget_gradients()
-            for bucket in self.buckets:
-                bucket.reset()
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        self.driver.abandon()
+        self.hooks.reset()
+        self.settle(used=False)
+        self._forget_gradients()
+        for bucket in self.buckets:
+            bucket.reset()
 
     def _exchange(self, active: bool, failure: str) -> Census:
         self._begin()
@@ -274,6 +284,13 @@ class Averager:
         self.meter.load(saved["controller"])
         for bucket in self.buckets:
             bucket.load(self.loaded["memory"], self.loaded["scheme"])
+
+    def restart(self, saved: dict[str, Any]) -> None:
+        """Ranks have come or gone: go on from `saved`, equal on all ranks but for the residual."""
+        self._abandon()
+        self.averaged, self._is_agreed = False, self._agree is None
+        self.meter.meet(self.driver.world(0))
+        self.load(saved)
 
     def close(self) -> None:
         """Average no more."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from hvd_sparse.drivers.horovod_torch import HorovodTorch
 from hvd_sparse.records import MetricsLog, Trace, open_for_rank
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.averager import Averager
+from hvd_sparse.torch.elastic_state import check_elastic, is_elastic, register_handlers
 from hvd_sparse.torch.profile import Profile
 from hvd_sparse.torch.request import WrapRequest, check_request
 from hvd_sparse.torch.wrapped import wrap
@@ -90,26 +90,30 @@ def DistributedOptimizer(
             optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
             num_groups or groups,
         )  # fmt: skip
+        check_elastic(process_set)
         check_host_groups(hvd, process_set, request.config.groups)
         names = {"metrics_log": metrics_log, "trace": trace, "profile": profile}
         files = {name: open_for_rank(name, file, process_set.rank()) for name, file in names.items()}
     except (ValueError, TypeError) as error:
         refusal = error
     driver = HorovodTorch(next_prefix(process_set), {"global": process_set}, request.config.timeout_seconds)
-    if process_set.size() > 1:
-        membership.agree(driver, request.describe(), refusal)
+    settings = request.describe()
+    if process_set.size() > 1 and not is_elastic():
+        membership.agree(driver, settings, refusal)
     if refusal is not None:
         raise refusal
     driver.process_sets = make_host_groups(hvd, process_set, request.config.groups)
     if already := getattr(optimizer, "wrap_request", None):
-        if already.describe() != request.describe():
+        if already.describe() != settings:
             raise ValueError("`optimizer` is wrapped already, with other settings. Call its close() first.")
         return optimizer
     averager, recorder = None, Profile(files["profile"], request.names) if files["profile"] else None
-    if process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":
+    if process_set.size() > 1 or is_elastic():
         averager = Averager(
             request.names, request.config, driver, average=op == hvd.Average, passes=request.passes,
             groups=request.groups, sparse_as_dense=sparse_as_dense, grad_scaler=grad_scaler,
+            # A rank that joins wraps alone: the others know of it at the next exchange only.
+            agree=(lambda: membership.agree(driver, settings, None)) if is_elastic() else None,
         )  # fmt: skip
         membership.register(averager, optimizer)
         if files["metrics_log"]:
@@ -122,6 +126,7 @@ def DistributedOptimizer(
         if averager:
             averager.close()
         raise
+    register_handlers()
     if recorder:
         recorder.watch_our_work()
         optimizer.register_step_post_hook(lambda *_: recorder.step_taken())
