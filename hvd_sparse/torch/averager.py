@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,6 @@ class Averager:
         passes: backward passes per exchange.
         groups: names of parameters that shall share a bucket; `sparse_as_dense`: no rows, but dense gradients.
         grad_scaler: the scaler whose scale gradients carry.
-        agree: compares the ranks' settings before the first exchange, and after each `restart`. None: that is done.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class Averager:
         groups: Sequence[Sequence[str]] | None = None,
         sparse_as_dense: bool = False,
         grad_scaler: Any = None,
-        agree: Callable[[], None] | None = None,
     ) -> None:
         self.names = names
         self.config = config
@@ -68,21 +66,18 @@ class Averager:
         self.num_exchanges = 0
         self.meter = Meter(config.controller, TorchNetwork(driver, next(iter(names)).device), driver.world(0))
         self.loaded: dict[str, Any] | None = None  # a saved state, for buckets that are not planned yet
-        self.averaged = False  # p.grad holds averages, and nothing was added since
         self.stepping = False  # inside the optimizer's step()
         self.closed = False
-        self._agree = agree
-        self._is_agreed = agree is None
         self._pending = False  # the last exchange is neither committed nor discarded
         self._finite: list[Any] = []  # one flag per part of the last exchange
         self._bucket_of: dict[_Param, Bucket] = {}
         self._row_sparse: dict[_Param, None] = {}  # a list would compare tensors by their values
         self._forget_gradients()
         self.hooks = BackwardHooks(self._before_accumulation, self._after_accumulation, self._end_pass)
-        for parameter in names:
-            self.hooks.watch(parameter)
+        self.adopt({})
 
     def _forget_gradients(self) -> None:
+        self.averaged = False  # p.grad holds averages, and nothing was added since
         self._open = False  # gradients have arrived since the last exchange
         self._adding = False  # they were added to averages that had not been zeroed
         self._touched: set[_Param] = set()
@@ -112,16 +107,12 @@ class Averager:
         """First gradient since the last exchange: settle that one, and look at the plan and the loss scale."""
         if self._open:
             return
-        if self._agree and not self._is_agreed and self.driver.world(0).size > 1:
-            self._agree()
-        self._is_agreed = True
         self._open, self._adding, self.averaged = True, self.averaged and self._averages_are_kept(), False
         # Inside step() the optimizer has consumed the last result (LBFGS). One that was not zeroed is consumed too,
         # since the next is added to it. Otherwise it was thrown away.
         self.settle(used=self.stepping or self._adding)
-        if self._adding:
-            for bucket in self.buckets:
-                bucket.ops.forget()
+        for bucket in self.buckets if self._adding else ():
+            bucket.ops.forget()
         self._scale = float(self.grad_scaler.get_scale()) if self.grad_scaler is not None else 1.0
         self._density = self.meter.next_plan(self.num_exchanges).density
 
@@ -165,10 +156,11 @@ class Averager:
         try:
             return self._exchange(active, failure)
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Forget the exchange that is going on, and what was accumulated for it."""
         self.driver.abandon()
         self.hooks.reset()
         self.settle(used=False)
@@ -193,9 +185,8 @@ class Averager:
             self._plan_buckets([p for p in self.names if p.requires_grad and p not in self._row_sparse])
         for parameter in self._touched:
             self._feed(parameter)
-        for bucket in self.buckets:
-            if not bucket.started:
-                self._start(bucket)
+        for bucket in [bucket for bucket in self.buckets if not bucket.started]:
+            self._start(bucket)
         for parameter in self._row_sparse:
             self._start_rows(parameter)
         results.update(self.driver.finish())
@@ -269,7 +260,6 @@ class Averager:
         """`zero_grad` was called."""
         self.settle(used=self.stepping)
         self._forget_gradients()
-        self.averaged = False
 
     def save(self) -> dict[str, Any]:
         """What `load` takes; see `hvd_sparse.saved_state`."""
@@ -284,13 +274,6 @@ class Averager:
         self.meter.load(saved["controller"])
         for bucket in self.buckets:
             bucket.load(self.loaded["memory"], self.loaded["scheme"])
-
-    def restart(self, saved: dict[str, Any]) -> None:
-        """Ranks have come or gone: go on from `saved`, equal on all ranks but for the residual."""
-        self._abandon()
-        self.averaged, self._is_agreed = False, self._agree is None
-        self.meter.meet(self.driver.world(0))
-        self.load(saved)
 
     def close(self) -> None:
         """Average no more."""

@@ -98,7 +98,9 @@ def DistributedOptimizer(
         refusal = error
     driver = HorovodTorch(next_prefix(process_set), {"global": process_set}, request.config.timeout_seconds)
     settings = request.describe()
-    if process_set.size() > 1 and not is_elastic():
+    if is_elastic():
+        membership.agree_later(driver, settings)
+    elif process_set.size() > 1:
         membership.agree(driver, settings, refusal)
     if refusal is not None:
         raise refusal
@@ -112,8 +114,6 @@ def DistributedOptimizer(
         averager = Averager(
             request.names, request.config, driver, average=op == hvd.Average, passes=request.passes,
             groups=request.groups, sparse_as_dense=sparse_as_dense, grad_scaler=grad_scaler,
-            # A rank that joins wraps alone: the others know of it at the next exchange only.
-            agree=(lambda: membership.agree(driver, settings, None)) if is_elastic() else None,
         )  # fmt: skip
         membership.register(averager, optimizer)
         if files["metrics_log"]:

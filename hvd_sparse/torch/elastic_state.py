@@ -11,6 +11,7 @@ import horovod.torch as hvd
 import torch
 from horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 
+from hvd_sparse.torch import membership
 from hvd_sparse.torch.optimizer_state import broadcast_optimizer_state
 from hvd_sparse.torch.periodic_wrapped import PeriodicallyAveraged
 from hvd_sparse.torch.wrapped import Wrapped
@@ -72,12 +73,16 @@ class CompressionStateHandler(StateHandler):
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
-        if not self.value.averager:
+        averager = self.value.averager
+        if not averager:
             return
         own = self.value.compression_state_dict()
         shared = _of_rank_0({**own, "memory": {}}, "compression_state")
         kept = {name: own[name] for name in ("rank", "size", "memory")}  # each survivor keeps its own residual
-        self.value.averager.restart({**shared, **kept})
+        averager.abandon()
+        averager.meter.meet(averager.driver.world(0))
+        averager.load({**shared, **kept})
+        membership.agree_later(averager.driver, self.value.wrap_request.describe())
 
 
 def is_elastic() -> bool:
