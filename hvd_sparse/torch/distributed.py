@@ -70,9 +70,14 @@ def DistributedOptimizer(
         `optimizer`, with the further methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step`,
         `metrics`, `compression_state_dict`, `load_compression_state_dict` and `close`.
 
+    Elastic training: wrap outside of the function that `hvd.elastic.run` runs. `hvd.elastic.TorchState` then keeps the
+    residuals as well; after a resize survivors keep theirs, a new rank begins with none, and what a lost rank had not
+    sent is lost. Not with `process_set`, nor with the collective "hierarchical".
+
     Raises:
         ValueError, TypeError: an argument is out of range or cannot be honoured.
-        HvdSparseError: ranks wrap different models or configurations, or another rank refused; on every rank.
+        HvdSparseError: ranks wrap different models or configurations, or another rank refused; on every rank. With elastic
+            training at the first exchange.
     """
     if compression in (hvd.Compression.none, hvd.Compression.fp16):
         _log.info("Horovod's own DistributedOptimizer, as compression=%s asks for.", compression.__name__)
