@@ -76,8 +76,8 @@ def DistributedOptimizer(
 
     Raises:
         ValueError, TypeError: an argument is out of range or cannot be honoured.
-        HvdSparseError: ranks wrap different models or configurations, or another rank refused; on every rank. With elastic
-            training at the first exchange.
+        HvdSparseError: ranks wrap different models or configurations, or another rank refused; on every rank. In
+            elastic training at the first exchange.
     """
     if compression in (hvd.Compression.none, hvd.Compression.fp16):
         _log.info("Horovod's own DistributedOptimizer, as compression=%s asks for.", compression.__name__)

@@ -29,6 +29,16 @@ def named(told: list[Told], what: str) -> list[Told]:
     return [one for one in told if one["what"] == what]
 
 
+def test_the_ranks_at_the_start_are_those_of_the_hosts_on_offer() -> None:
+    with NetLab(3) as lab:
+        for offered, most in (([0, 1, 2], 6), ([2], 2)):
+            lab.offer(offered)
+            found = lab.exec_in(0, ["cat", "/etc/ssh/lab_hosts"]).stdout.split()
+            assert found == [lab.addresses[host] for host in offered]
+            with pytest.raises(ValueError, match=rf"`min_ranks` must be in 1\.\.{most}.*min_ranks={most + 1}"):
+                lab.start(["true"], slots=2, min_ranks=most + 1)
+
+
 @pytest.mark.parallel(ranks=4)
 def test_a_rank_dies_and_another_one_joins(tmp_path: Path) -> None:
     """The one that dies is rank 0, which the others follow in everything."""
