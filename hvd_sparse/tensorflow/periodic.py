@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import zlib
 from collections.abc import Sequence
@@ -89,7 +88,7 @@ class PeriodicAveraging:
             request = {**settings.describe(), "parameters": replica.describe()}
             if outer is not None and not is_outer(outer):
                 raise TypeError(f"`outer` must be OuterSGD(...) or None. Received: outer={outer!r}.")
-            if os.environ.get("HOROVOD_ELASTIC") == "1":
+            if is_elastic():
                 raise ValueError("Periodic averaging in TensorFlow cannot be used with elastic training.")
         except (ValueError, TypeError) as error:
             refusal = error

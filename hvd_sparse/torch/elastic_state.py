@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 from horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 
+from hvd_sparse.drivers.groups import is_elastic
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.optimizer_state import broadcast_optimizer_state
 from hvd_sparse.torch.periodic_wrapped import PeriodicallyAveraged
@@ -83,11 +83,6 @@ class CompressionStateHandler(StateHandler):
         averager.meter.meet(averager.driver.world(0))
         averager.load({**shared, **kept})
         membership.agree_later(averager.driver, self.value.wrap_request.describe())
-
-
-def is_elastic() -> bool:
-    """Whether ranks may come and go: horovodrun was given a discovery script, or a least number of ranks."""
-    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def check_elastic(process_set: Any) -> None:
