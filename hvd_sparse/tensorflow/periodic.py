@@ -17,6 +17,7 @@ from hvd_sparse.averaging.averager import PeriodicAverager, Snapshot, nothing_to
 from hvd_sparse.averaging.outer import is_outer
 from hvd_sparse.averaging.round import Outcome
 from hvd_sparse.averaging.settings import Settings, check_settings
+from hvd_sparse.drivers.groups import is_elastic
 from hvd_sparse.ops.tensorflow import TensorFlowOps
 from hvd_sparse.tensorflow.eager import EagerTensorFlow
 from hvd_sparse.tensorflow.texts import exchange_text
