@@ -80,20 +80,23 @@ class Meter:
     def __init__(self, controller: Controller, network: Network, world: World) -> None:
         self.controller = controller
         self.network = network
-        self.rank = world.rank
-        self.num_ranks = world.size
         self.state: State = controller.init()
         self.link: Any = None  # a Link, once it is measured
         self.measured: Measured | None = None
         self.plan = Plan(math.nan, "")
         self.log: MetricsLog | None = None
         self.seconds = 0.0  # that measuring and deciding has taken
-        self._adapts = hasattr(controller, "due") and world.size > 1
         self._probe_bytes = 0  # of the longest message worth sending
         self._look_bytes = 0  # of the message that looks at the link before the next decision
         self._usual = math.inf  # seconds of a step, at the last decision
         self._last_end = math.nan
+        self.meet(world)
         self._restart()
+
+    def meet(self, world: World) -> None:
+        """These are the ranks from now on. If they are others than before, `load` has to follow."""
+        self.rank, self.num_ranks = world.rank, world.size
+        self._adapts = hasattr(self.controller, "due") and world.size > 1
 
     def _restart(self) -> None:
         self._num_exchanges = 0  # since the last decision; equal on all ranks, whatever their clocks say

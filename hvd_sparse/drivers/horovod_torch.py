@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class HorovodTorch:
     Attributes:
         num_bytes: sent by this rank so far, counted as the simulator counts words.
         trace: where rounds are recorded.
+        agree: called before the next program starts, then set to None: ranks compare their settings.
 
     Raises:
         HvdSparseError: the time is up. ExchangeFailed: Horovod reports that another rank failed.
@@ -65,6 +66,7 @@ class HorovodTorch:
         self.patient = patient
         self.num_bytes = 0.0
         self.trace: Trace | None = None
+        self.agree: Callable[[], None] | None = None
         self._running: dict[str, _Running] = {}
         self._results: dict[str, Any] = {}
 
@@ -74,6 +76,9 @@ class HorovodTorch:
 
     def start(self, name: str, program: Program[Any]) -> None:
         """Run `program` up to its first request. `name` is unique among the programs that run."""
+        agree, self.agree = self.agree, None
+        if agree:
+            agree()
         self._running[name] = _Running(program)
         self._advance(name, None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,7 @@ import horovod.tensorflow as hvd
 
 from hvd_sparse.agreement import compare, next_prefix, statement
 from hvd_sparse.config import Config, adaptive_config, check_wrapping, sparse_config
-from hvd_sparse.drivers.groups import check_host_groups, make_host_groups
+from hvd_sparse.drivers.groups import check_host_groups, is_elastic, make_host_groups
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.tensorflow.texts import exchange_text
 
@@ -85,4 +84,4 @@ def agreed_driver(
     if refusal is not None:
         raise refusal
     driver.process_sets = make_host_groups(hvd, process_set, groups)
-    return driver if process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1" else None
+    return driver if process_set.size() > 1 or is_elastic() else None

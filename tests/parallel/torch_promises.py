@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -425,5 +426,34 @@ def case_loading_the_state_of_another_number_of_ranks() -> None:
     optimizer.load_compression_state_dict(saved)
     assert optimizer.metrics()["residual_norm"] == 0
     assert optimizer.metrics()["num_exchanges"] == 3
+    train(model, optimizer, batches(2))
+    assert_same_on_ranks(flat(model))
+
+
+def case_elastic_state() -> None:
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        model = make_model(seed=RANK)
+        with pytest.raises(ValueError, match="'hierarchical' cannot be used with elastic training"):
+            hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(collective="hierarchical"))
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(sparsifier="random_block"))
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+    new = optimizer.compression_state_dict()
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    state.sync()  # a new rank has another model
+    assert_same_on_ranks(flat(model))
+    train(model, optimizer, batches(3))
+    state.commit()
+    committed, owed = flat(model), optimizer.metrics()["residual_norm"]
+    train(model, optimizer, batches(2))
+    state.restore()  # as after the death of a rank
+    assert optimizer.metrics()["residual_norm"] == owed > 0
+    if RANK == SIZE - 1:  # as if it had joined
+        optimizer.load_compression_state_dict(new)
+    state.sync()
+    assert torch.equal(flat(model), committed)
+    assert optimizer.metrics()["residual_norm"] == owed
+    assert optimizer.compression_state_dict()["num_exchanges"] == 3
     train(model, optimizer, batches(2))
     assert_same_on_ranks(flat(model))

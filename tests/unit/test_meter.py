@@ -667,6 +667,23 @@ def test_loading_in_the_middle_forgets_times():
     assert training.meter.measured.step_seconds < 1
 
 
+def test_other_ranks():
+    """Elastic training: the plan follows the number of ranks, and a rank that was alone begins to adapt."""
+    training = Training(Bandwidth(0.03), Alone(link_at(1)))
+    training.run(100)
+    training.meter.meet(World(0, 2 * P))
+    training.meter.load(training.meter.state)
+    training.run(60)
+    assert training.meter.measured.num_ranks == 2 * P
+    meter = Meter(Bandwidth(), Alone(link_at(1)), World(0, 1))
+    meter.next_plan(0)
+    assert meter.next_plan(1) is not meter.next_plan(2)
+    meter.meet(World(1, 2))
+    meter.load(meter.state)
+    assert meter.next_plan(3) is meter.next_plan(4)
+    assert meter.rank == 1
+
+
 def test_loading_the_state_of_a_fixed_controller():
     meter = Meter(Fixed(0.2), Alone(link_at(1)), World(0, P))
     meter.load({})
