@@ -37,7 +37,8 @@ from hvd_sparse.controllers.bandwidth import Bandwidth
 from hvd_sparse.controllers.fixed import Fixed
 from hvd_sparse.controllers.warmup import Warmup
 from hvd_sparse.meter import Meter, measure_link
-from hvd_sparse.types import World
+from hvd_sparse.planner.cost import TRAFFIC, seconds
+from hvd_sparse.types import World, num_kept
 
 # The link
 
@@ -724,3 +725,32 @@ def test_any_training_ends_near_its_best_plan(seed):
         training.run(8 * 50)
         taken = {density: sum(training.costs(density)) for density in LADDER}
         assert taken[training.meter.plan.density] <= 1.12 * min(taken.values())
+
+
+# Groups of ranks
+
+
+@pytest.mark.parametrize("cross", [10, 1, 0.1])
+def test_links_inside_and_across_hosts_are_measured_apart(cross):
+    """Two ranks on each of four hosts: a prediction takes what goes inside at one rate, what goes across at another."""
+    links = {"local": link_at(100, 1e-4), "cross": link_at(cross)}
+    network = Alone(link_at(cross), groups={"local": (2, links["local"]), "cross": (4, links["cross"])})
+    training = Training(Bandwidth(collective="hierarchical"), network)
+    training.run(4)
+    measured = training.meter.measured
+    assert measured.num_local == 2
+    for group, link in links.items():
+        assert measured.links[group].bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
+        assert measured.links[group].latency == pytest.approx(link.latency, rel=1e-3)
+    predicted = Bandwidth(collective="hierarchical")._link_seconds(measured)
+    for density in LADDER[1:]:
+        traffic = TRAFFIC["hierarchical"](N, num_kept(density, N), P, num_local=2)
+        assert predicted[density] == pytest.approx(sum(seconds(links[g], one) for g, one in traffic.items()), rel=1e-3)
+
+
+def test_a_group_of_one_rank_has_no_link():
+    network = Alone(link_at(1), groups={"local": (1, link_at(1)), "cross": (P, link_at(1))})
+    training = Training(Bandwidth(collective="hierarchical"), network)
+    training.run(4)
+    assert set(training.meter.measured.links) == {"cross"}
+    assert not [call for call in network.calls if call[0] == "local"]
