@@ -138,7 +138,9 @@ class _Part:
 
 def _parts(spec: Spec, rank: int) -> tuple[list[_Part], list[_Part]]:
     """The parameters of which two factors of that rank are smaller, and the others."""
-    matrices, others, start = [], [], 0
+    matrices: list[_Part] = []
+    others: list[_Part] = []
+    start = 0
     for shape in spec.shapes:
         cuts = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
         part = _Part(start, *min(cuts, key=sum, default=(1, math.prod(shape))))
