@@ -95,4 +95,4 @@ def _layout(name: str, parameters: Iterable[Parameter], dense: bool) -> Layout:
     for parameter in parameters:
         members.append(Member(parameter.name, start, parameter.size))
         start += parameter.size
-    return Layout(Spec(name, start), tuple(members), dense)
+    return Layout(Spec(name, start, parts=tuple(member.size for member in members)), tuple(members), dense)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeVar
 
 Array = Any  # a 1-D numpy.ndarray, torch.Tensor or tf.Tensor: whatever the Ops in use works on
@@ -21,13 +22,15 @@ class HvdSparseError(RuntimeError):
 class Spec:
     """A bucket: known before the first step and equal on every rank.
 
-    `num_blocks`: the collective limits the entries of so many blocks of equal size, see `block_quota`.
+    `num_blocks`: the collective limits the entries of so many blocks of equal size, see `block_quota`. `parts`: the
+    sizes of the parameters inside, one after the other; empty if they are not known.
     """
 
     name: str
     size: int
     dtype: str = "float32"
     num_blocks: int = 1
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,12 @@ def block_quota(size: int, num_blocks: int, k: int) -> tuple[int, int]:
 def block_span(size: int, block_size: int, block: int) -> tuple[int, int]:
     """Where a block of a vector of `size` elements begins and ends."""
     return min(block * block_size, size), min((block + 1) * block_size, size)
+
+
+def cut_parts(parts: tuple[int, ...], start: int, stop: int) -> tuple[int, ...]:
+    """What of the parts of a vector lies in its elements [start, stop)."""
+    ends = [min(max(end, start), stop) for end in accumulate(parts, initial=0)]
+    return tuple(end - begin for begin, end in zip(ends, ends[1:]) if end > begin)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -34,7 +34,11 @@ SIZES = [1, 2, 3, 5]  # of the world
 
 VARIANTS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("sparsifier", "threshold"): [{}, {"min_hits": 16}],
+    ("sparsifier", "topk"): [{}, {"scope": "parameter"}],
     ("sparsifier", "leader"): [{}, {"mode": "var"}],
+    # The buckets are smaller than the usual block.
+    ("sparsifier", "block_topk"): [{"block_size": 64}, {"block_size": 64, "mode": "blocks"}],
+    ("sparsifier", "exclusive"): [{}, {"layout": "contiguous"}],
     ("collective", "owner_reduce"): [{}, {"wire": "compact"}],
     ("collective", "allgather"): [{}, {"wire": "fp16"}],
     # Powers of two: integer gradients stay exact in float32.
@@ -91,7 +95,10 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 def ranks_of(method: str, size: int, backend: BackEnd, num_elements: int = SIZE) -> Ranks:
     scheme, memory = METHODS[method]
-    return Ranks(Exchange(Spec("b", num_elements), scheme, memory), size, backend)
+    parts = (num_elements // 3, num_elements // 2 - 1, num_elements // 50)
+    parts = tuple(max(0, part) for part in parts)
+    spec = Spec("b", num_elements, parts=(*parts, num_elements - sum(parts)))
+    return Ranks(Exchange(spec, scheme, memory), size, backend)
 
 
 def normal(seed: int, size: int, num_elements: int = SIZE) -> list[np.ndarray]:
@@ -115,7 +122,9 @@ def assert_sound(step: Step, method: str, k: int, tolerance: float = 1e-5) -> No
     assert_same_on_ranks(step.totals)
     sparse = isinstance(scheme, SparseSum) and k < len(step.totals[0])
     if sparse:
-        most = max(k, len(step.used)) if scheme.collective.has_quotas else k
+        capacity = getattr(scheme.sparsifier, "capacity", None)
+        most = capacity(Spec("b", len(step.totals[0])), k, len(step.used)) if capacity else k
+        most = max(most, len(step.used)) if scheme.collective.has_quotas else most
         assert max(step.num_used(rank) for rank in range(len(step.used))) <= most
     if any(reduced.kept is not None for reduced in step.reduced):
         assert_conserved(step.accumulated, step.totals[0], step.kept or [r.kept for r in step.reduced], tolerance)

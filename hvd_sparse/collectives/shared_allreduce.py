@@ -32,6 +32,7 @@ class SharedAllReduce:
     has_quotas = False
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
-        sums = yield AllReduce(local.values, tag=f"values.k{k}")
+        sums = yield AllReduce(ops.pad(local.values, k, 0), tag=f"values.k{k}")
+        sums = sums[: ops.length(local.indices)]
         total = ops.scatter_sum(spec.size, [(local.indices, sums * world.gain)])
         return Reduced(total, used=local, finite=ops.all_finite(sums))
