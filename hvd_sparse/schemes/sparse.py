@@ -80,6 +80,6 @@ class SparseSum:
         if self.rescale:
             world = replace(world, gain=world.gain * spec.size / k)
         capacity: Any = getattr(self.sparsifier, "capacity", None)
-        most = capacity(part, k, world.size) if capacity else k
+        most = capacity(spec, k, world.size) if capacity else k
         reduced = yield from self.collective.reduce(ops, world, spec, x, most, Sparse(indices, values, part.size))
         return reduced, state

@@ -84,10 +84,10 @@ class Exclusive:
         self.num_blocks = check_count(num_blocks, "num_blocks")
 
     def init(self, ops: Ops, spec: Spec) -> State:
-        return {"threshold": 0.0, "k": 0}
+        return {"threshold": 0.0, "k": 0, **({"blocks": 0} if self.mode == "exdyna" else {})}
 
     def capacity(self, spec: Spec, k: int, num_ranks: int) -> int:
-        """The most entries that all ranks may find together."""
+        """The most entries that all ranks may find together: a quarter more than k, and one of each rank at least."""
         return min(spec.size, num_ranks * _room(k, num_ranks))
 
     def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
@@ -111,8 +111,9 @@ class Exclusive:
 
         thresholds = ops.reshape(ops.floats(words[:, :1]), (-1,))
         threshold = ops.kth_largest(thresholds, (num_ranks + 1) // 2)  # one value, except where it was not set
-        ratio = ops.clip(ops.length(indices), 0.0, float(n)) / k
-        after = {"threshold": steered(ops, threshold, ratio), "k": k}
+        target = max(k, num_ranks)  # there are no fewer: every rank sends something
+        ratio = ops.clip(ops.length(indices), 0.0, float(n)) / target
+        after = {**state, "threshold": steered(ops, threshold, ratio), "k": k}
         return indices, {**after, **self._moved(ops, n, blocks, indices)}
 
     def _slice(self, ops: Ops, world: World, n: int, x: Array, blocks: list[int]) -> Slice:
@@ -135,8 +136,9 @@ class Exclusive:
             _check_number(world.step)
         if not self._unit(n, world.size):
             return []
-        kept = state.get("blocks", ())
-        return [int(b) for b in kept] if len(kept) == world.size else equal_blocks(world.size, self.num_blocks)
+        kept = state["blocks"]
+        is_ours = tuple(getattr(kept, "shape", ())) == (world.size,)  # 0 at first, others' after a change of P
+        return [int(b) for b in kept] if is_ours else equal_blocks(world.size, self.num_blocks)
 
     def _moved(self, ops: Ops, n: int, blocks: list[int], indices: Array) -> State:
         """The same after some moved to where less was found."""

@@ -15,9 +15,8 @@ class RandomK:
     """One coordinate of each of k runs of n / k elements, at places that are hashed from seed, bucket and step.
 
     Traffic: none of its own; with shared_allreduce 2k(P-1)/P words per rank and step, no indices, one collective.
-    Choose it over `random_block`, which gathers nothing and so is cheaper, where neighbours should not wait for each
-    other: a step touches all layers of a bucket. Avoid it below a density of 0.01: a coordinate waits 1 / density
-    steps on average, whatever its size.
+    Choose it where every step should touch all layers of a bucket; `random_block`, which need not, costs less to
+    compute. Avoid it below a density of 0.01: a coordinate waits 1 / density steps on average, whatever its size.
 
     Args:
         seed: any int, equal on all ranks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 import zlib
@@ -163,6 +164,10 @@ class _Replica:
         wrong = [v.name for v in self.variables if not v.dtype.is_floating]
         if wrong or not self.variables:
             raise ValueError(f"`variables` must be of floating-point dtypes, at least one. Received: {wrong}.")
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return tuple(math.prod(variable.shape) for variable in self.variables)
 
     def read(self) -> Snapshot:
         given = _flat(self.given) if self.given else None
