@@ -10,7 +10,8 @@ from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World
 class SharedAllReduce:
     """One allreduce of k values; the indices are known to everybody.
 
-    Traffic: 2k(P-1)/P words per rank and step, one collective of constant shape.
+    Traffic: 2k(P-1)/P words per rank and step, one collective of constant shape: where less than k is selected, the
+    values are padded.
     Choose it with every sparsifier whose indices are shared. It is refused with the others.
 
     Reference: the reducer of Foroutan Eghlidi and Jaggi, arXiv:2009.09271, and AR-Topk, Tyagi and Swany,

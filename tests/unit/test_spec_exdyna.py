@@ -49,18 +49,19 @@ def with_threshold(ranks: Ranks, threshold: float, k: int) -> Ranks:
 
 
 @pytest.mark.parametrize(
-    ("number", "expected", "norms", "unpadded"),
+    ("number", "expected", "norms", "counts", "unpadded"),
     [
-        (0, {0: 17, 6: -44, 7: 3, 8: -3, 12: 34}, [74, 89, 74, 78], (5, 7.5)),
-        (1, {0: 17, 5: 2, 9: -5, 12: 34}, [102, 101, 83, 98], (4, 6)),
+        (0, {0: 17, 6: -44, 7: 3, 8: -3, 12: 34}, [74, 89, 74, 78], [1, 2, 1, 1], (4, 7.5)),
+        (1, {0: 17, 5: 2, 9: -5, 12: 34}, [102, 101, 83, 98], [1, 1, 1, 1], (3, 6)),
     ],
 )
 @pytest.mark.parametrize("part", [KINDS["contiguous"], KINDS["exdyna"]], ids=["micro", "exdyna"])
-def test_e4(part, number, expected, norms, unpadded, backend):
+def test_e4(part, number, expected, norms, counts, unpadded, backend):
     ranks = with_threshold(ranks_of(part, 4, 16, backend), 14.0, 4)
     ranks.number = number
     step = ranks.step(E4, 4)
-    assert [backend.numpy(one.used.indices).tolist() for one in step.reduced] == [list(expected)] * 4
+    indices = [backend.numpy(one.used.indices) for one in step.reduced]
+    assert [one.tolist() for one in indices] == [list(expected)] * 4
     assert nonzero(step.totals[0]) == expected
     assert [float(np.abs(kept).sum()) for kept in step.kept] == norms
     assert_same_on_ranks(step.totals)
@@ -68,7 +69,9 @@ def test_e4(part, number, expected, norms, unpadded, backend):
     # A word per rank for the threshold, two indices per rank, and eight values.
     assert [one.shape for one in step.rounds] == [(3,), (8,)]
     assert total_words(step.rounds, 4) == 3 + 6 + 12
-    assert unpadded == (len(expected), 2 * len(expected) * 3 / 4)
+    found = np.histogram(indices[0], [0, 4, 8, 12, 16])[0]
+    assert found.tolist() == counts
+    assert (found.sum() - found.min(), 2 * found.sum() * 3 / 4) == unpadded
 
 
 def test_e4_interleaved(backend):
