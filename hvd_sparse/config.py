@@ -84,7 +84,8 @@ def sparse_config(
 
     Args:
         density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
-        sparsifier: which entries: "threshold" (None), "topk", "leader", "random_block", or an object of your own.
+        sparsifier: which entries: "threshold" (None), "topk", "leader", "random_block", "random_k", "block_topk",
+            "exclusive", or an object of your own.
         collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical", or an
             object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
             "owner_reduce" otherwise.
@@ -188,7 +189,7 @@ def _entry_bytes(parts: Config) -> float:
     if parts.sparsifier.blind:
         return 4  # everybody knows the index
     if parts.sparsifier.shared_indices:
-        return 12 if getattr(parts.sparsifier, "index_carrier", "") == "allreduce" else 8
+        return float(getattr(parts.sparsifier, "entry_bytes", 8))
     collective = getattr(parts.collective, "across", parts.collective)
     return float(getattr(getattr(collective, "wire", None), "entry_bytes", 8))
 

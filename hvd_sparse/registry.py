@@ -13,6 +13,9 @@ METHODS: dict[str, dict[str, str]] = {
         "topk": "hvd_sparse.sparsifiers.topk:TopK",
         "leader": "hvd_sparse.sparsifiers.leader:Leader",
         "random_block": "hvd_sparse.sparsifiers.random_block:RandomBlock",
+        "random_k": "hvd_sparse.sparsifiers.random_k:RandomK",
+        "block_topk": "hvd_sparse.sparsifiers.block_topk:BlockTopK",
+        "exclusive": "hvd_sparse.sparsifiers.exclusive:Exclusive",
     },
     "collective": {
         "owner_reduce": "hvd_sparse.collectives.owner_reduce:OwnerReduce",

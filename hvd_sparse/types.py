@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeVar
 
 Array = Any  # a 1-D numpy.ndarray, torch.Tensor or tf.Tensor: whatever the Ops in use works on
@@ -30,6 +31,11 @@ class Spec:
     dtype: str = "float32"
     num_blocks: int = 1
     shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Elements of each parameter, as far as they are known."""
+        return tuple(math.prod(shape) for shape in self.shapes)
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,12 @@ def block_quota(size: int, num_blocks: int, k: int) -> tuple[int, int]:
 def block_span(size: int, block_size: int, block: int) -> tuple[int, int]:
     """Where a block of a vector of `size` elements begins and ends."""
     return min(block * block_size, size), min((block + 1) * block_size, size)
+
+
+def cut_parts(parts: tuple[int, ...], start: int, stop: int) -> tuple[int, ...]:
+    """What of the parts of a vector lies in its elements [start, stop)."""
+    ends = [min(max(end, start), stop) for end in accumulate(parts, initial=0)]
+    return tuple(end - begin for begin, end in zip(ends, ends[1:]) if end > begin)
 
 
 def listed(names: Iterable[str]) -> str:

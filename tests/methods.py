@@ -35,7 +35,11 @@ SIZES = [1, 2, 3, 5]  # of the world
 
 VARIANTS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("sparsifier", "threshold"): [{}, {"min_hits": 16}],
+    ("sparsifier", "topk"): [{}, {"scope": "parameter"}],
     ("sparsifier", "leader"): [{}, {"mode": "var"}],
+    # The buckets are smaller than the usual block.
+    ("sparsifier", "block_topk"): [{"block_size": 64}, {"block_size": 64, "mode": "blocks"}],
+    ("sparsifier", "exclusive"): [{}, {"layout": "contiguous"}],
     ("collective", "owner_reduce"): [{}, {"wire": "compact"}],
     ("collective", "allgather"): [{}, {"wire": "fp16"}],
     # Powers of two: integer gradients stay exact in float32.
@@ -146,7 +150,9 @@ def assert_sound(step: Step, method: str, k: int, tolerance: float = 1e-5) -> No
     assert_same_on_ranks(step.totals)
     sparse = isinstance(scheme, SparseSum) and k < len(step.totals[0])
     if sparse or (scheme.selects and step.reduced[0].used is not None):  # others may have found dense to be smaller
-        most = max(k, len(step.used)) if sparse and scheme.collective.has_quotas else k
+        capacity = getattr(getattr(scheme, "sparsifier", None), "capacity", None)
+        most = capacity(Spec("b", len(step.totals[0])), k, len(step.used)) if capacity else k
+        most = max(most, len(step.used)) if sparse and scheme.collective.has_quotas else most
         assert max(step.num_used(rank) for rank in range(len(step.used))) <= most
     if any(reduced.kept is not None for reduced in step.reduced):
         assert_conserved(step.accumulated, step.totals[0], step.kept or [r.kept for r in step.reduced], tolerance)

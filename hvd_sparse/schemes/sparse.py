@@ -83,5 +83,7 @@ class SparseSum:
             values = ops.where(ops.all_finite(x), values, values * float("nan"))
         if self.rescale:
             world = replace(world, gain=world.gain * spec.size / k)
-        reduced = yield from self.collective.reduce(ops, world, spec, x, k, Sparse(indices, values, part.size))
+        capacity: Any = getattr(self.sparsifier, "capacity", None)
+        most = capacity(spec, k, world.size) if capacity else k
+        reduced = yield from self.collective.reduce(ops, world, spec, x, most, Sparse(indices, values, part.size))
         return reduced, state

@@ -66,6 +66,11 @@ class Leader:
         self.mode = mode
         self.index_carrier = index_carrier
 
+    @property
+    def entry_bytes(self) -> int:
+        """An index that is summed takes as much as a value."""
+        return {"allreduce": 12, "broadcast": 8}[self.index_carrier]
+
     def init(self, ops: Ops, spec: Spec) -> State:
         return {}
 

@@ -164,6 +164,10 @@ class _Replica:
         if wrong or not self.variables:
             raise ValueError(f"`variables` must be of floating-point dtypes, at least one. Received: {wrong}.")
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(variable.shape) for variable in self.variables)
+
     def read(self) -> Snapshot:
         given = _flat(self.given) if self.given else None
         return Snapshot(_flat(self.variables), _flat(self.averaged), given)

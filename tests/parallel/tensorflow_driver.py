@@ -36,10 +36,13 @@ def _exchanges() -> dict[str, tuple[Exchange, int]]:
     """Exchange and k of each bucket."""
     threshold = sparse_config(sparsifier="threshold").scheme()
     block = sparse_config(sparsifier="random_block").scheme()
+    spread, sliced = (sparse_config(sparsifier=name).scheme() for name in ("random_k", "exclusive"))
     led, loudest = (sparse_config(sparsifier=Leader(mode)).scheme() for mode in ("star", "var"))
     return {
         "large": (Exchange(Spec("large", 40_001), threshold, Residual()), 4000),
         "block": (Exchange(Spec("block", 1003), block, Residual()), 100),
+        "spread": (Exchange(Spec("spread", 1003), spread, Residual()), 100),
+        "sliced": (Exchange(Spec("sliced", 1003), sliced, Residual()), 100),
         "led": (Exchange(Spec("led", 501), led, Residual()), 50),
         "loudest": (Exchange(Spec("loudest", 501), loudest, Residual()), 50),
         "small": (Exchange(Spec("small", 77), Dense(), NoMemory()), 77),

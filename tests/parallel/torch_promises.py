@@ -28,6 +28,7 @@ from scenario import (
 from torch.utils.checkpoint import checkpoint
 
 import hvd_sparse.torch as hvd
+from hvd_sparse import registry
 from hvd_sparse.memories.residual import Residual
 from hvd_sparse.schemes.low_rank import LowRank
 from hvd_sparse.schemes.sketch import Sketch
@@ -78,7 +79,7 @@ def case_density_one_equals_horovods_own_optimizer() -> None:
 
 
 def case_ranks_are_equal_for_every_combination() -> None:
-    for sparsifier in ("topk", "threshold", "leader", "random_block"):
+    for sparsifier in registry.METHODS["sparsifier"]:
         for memory in ("residual", "momentum", "none"):
             model = make_model()
             compression = sparse(sparsifier=sparsifier, memory=memory, bucket_bytes=256)
@@ -348,7 +349,7 @@ def case_momentum_memory_equals_momentum_sgd_when_dense() -> None:
 def case_conservation_over_a_run() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 50, bias=False)
-    for sparsifier in ("threshold", "topk", "leader", "random_block"):
+    for sparsifier in registry.METHODS["sparsifier"]:
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.0),
             model.named_parameters(),
