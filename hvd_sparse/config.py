@@ -71,7 +71,8 @@ def sparse_config(
 
     Args:
         density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
-        sparsifier: which entries: "threshold", "topk", "leader", "random_block", or an object of your own.
+        sparsifier: which entries: "threshold", "topk", "leader", "importance", "random_block", or an object of your
+            own.
         collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical", or an
             object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
             "owner_reduce" otherwise.

@@ -12,6 +12,7 @@ METHODS: dict[str, dict[str, str]] = {
         "threshold": "hvd_sparse.sparsifiers.threshold:Threshold",
         "topk": "hvd_sparse.sparsifiers.topk:TopK",
         "leader": "hvd_sparse.sparsifiers.leader:Leader",
+        "importance": "hvd_sparse.sparsifiers.importance:Importance",
         "random_block": "hvd_sparse.sparsifiers.random_block:RandomBlock",
     },
     "collective": {

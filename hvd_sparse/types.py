@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -65,6 +65,7 @@ class World:
 
     `groups` maps further group names ("local", "cross") to (rank, size) inside them; "global" is (rank, size). Totals
     are handed out multiplied by `gain`: 1 / P makes them averages, and costs a pass over k entries, not over n.
+    `weights` gives (n,) the bucket's parameters as they are now, equal on all ranks, to a method that asks for them.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class World:
     step: Any = 0
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)
     gain: float = 1.0
+    weights: Callable[[], Array] | None = None
 
     def place(self, group: str) -> tuple[int, int]:
         """(rank, size) inside the group."""

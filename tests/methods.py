@@ -35,6 +35,7 @@ SIZES = [1, 2, 3, 5]  # of the world
 VARIANTS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("sparsifier", "threshold"): [{}, {"min_hits": 16}],
     ("sparsifier", "leader"): [{}, {"mode": "var"}],
+    ("sparsifier", "importance"): [{}, {"num_roots": 2, "random_share": 0.25}],
     ("collective", "owner_reduce"): [{}, {"wire": "compact"}],
     ("collective", "allgather"): [{}, {"wire": "fp16"}],
     # Powers of two: integer gradients stay exact in float32.

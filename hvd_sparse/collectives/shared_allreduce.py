@@ -5,6 +5,7 @@ from __future__ import annotations
 from hvd_sparse.collectives.requests import AllReduce
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World
+from hvd_sparse.wire import message
 
 
 class SharedAllReduce:
@@ -32,6 +33,7 @@ class SharedAllReduce:
     has_quotas = False
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
-        sums = yield AllReduce(local.values, tag=f"values.k{k}")
-        total = ops.scatter_sum(spec.size, [(local.indices, sums * world.gain)])
+        indices, values = message(ops, local, k)
+        sums = yield AllReduce(values[0], tag=f"values.k{k}")
+        total = ops.scatter_sum(spec.size, [(indices[0], sums * world.gain)])
         return Reduced(total, used=local, finite=ops.all_finite(sums))

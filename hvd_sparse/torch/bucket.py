@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ class Bucket:
         for member in self._absent:
             for flat in (x, *self.reached.values()):
                 _part(flat, member).zero_()
+        world = replace(world, weights=self._weights)
         reduced, scheme = yield from self.exchange.scheme.reduce(
             self.ops, world, self.exchange.spec, x, k, self.state["scheme"]
         )
@@ -139,6 +141,9 @@ class Bucket:
 
     def _signature(self) -> str:
         return f"{self.layout.spec.name}:{self.layout.spec.size}"
+
+    def _weights(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().reshape(-1).float() for parameter in self.parameters])
 
     def _accumulator(self) -> torch.Tensor:
         if self._own_x is not None:
