@@ -34,6 +34,8 @@ METHODS: dict[str, dict[str, str]] = {
     "scheme": {
         "sparse": "hvd_sparse.schemes.sparse:SparseSum",
         "dense": "hvd_sparse.schemes.dense:Dense",
+        "low_rank": "hvd_sparse.schemes.low_rank:LowRank",
+        "sketch": "hvd_sparse.schemes.sketch:Sketch",
     },
 }
 
@@ -42,7 +44,7 @@ _INTERFACES = {
     "collective": ("needs_shared_indices", "has_quotas", "reduce"),
     "memory": ("keys", "accumulator", "compensate", "update", "for_dense"),
     "controller": ("init", "decide"),
-    "scheme": ("init", "reduce"),
+    "scheme": ("exact", "selects", "init", "reduce"),
 }
 
 

@@ -21,13 +21,15 @@ class HvdSparseError(RuntimeError):
 class Spec:
     """A bucket: known before the first step and equal on every rank.
 
-    `num_blocks`: the collective limits the entries of so many blocks of equal size, see `block_quota`.
+    `num_blocks`: the collective limits the entries of so many blocks of equal size, see `block_quota`. `shapes`: of the
+    parameters that the bucket consists of, in order; () where they are not known.
     """
 
     name: str
     size: int
     dtype: str = "float32"
     num_blocks: int = 1
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ torch.topk, and its comparison and flatnonzero three times as fast as torch's (1
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 
+from hvd_sparse.ops.base import PRIME
 from hvd_sparse.types import Array
 
 # Elements per piece when scanning on the CPU: the piece and its masks stay in the second-level cache.
@@ -203,6 +205,16 @@ class TorchOps:
     def runs(self, x: Array, shift: Any, starts: Sequence[int], count: int, stride: int) -> Array:
         length = (count - 1) * stride + 1
         return torch.cat([x[start + shift : start + shift + length : stride] for start in starts])
+
+    def residues(self, n: int, coefficients: Sequence[int], like: Array) -> Array:
+        places = torch.arange(n, device=like.device)
+        return reduce(lambda value, c: (value * places + c) % PRIME, coefficients, 0 * places).int()
+
+    def transpose(self, matrix: Array) -> Array:
+        return matrix.T
+
+    def orthonormal(self, matrix: Array) -> Array:
+        return torch.linalg.qr(matrix).Q
 
     def bits(self, values: Array) -> Array:
         return values.float().contiguous().view(torch.int32)

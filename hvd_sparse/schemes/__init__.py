@@ -9,10 +9,18 @@ from hvd_sparse.types import Array, Program, Reduced, Spec, State, World
 
 
 class Scheme(Protocol):
-    """Turns every rank's accumulator into a sum that is bit-equal on all ranks."""
+    """Turns every rank's accumulator into a sum that is bit-equal on all ranks.
 
-    def init(self, ops: Ops, spec: Spec) -> State:
-        """State before the first step."""
+    Attributes:
+        exact: what it sends is inside the total as it is; False if totals are approximations, up to rounding.
+        selects: at most k of the n entries of x are used. False: what goes follows from something else.
+    """
+
+    exact: bool
+    selects: bool
+
+    def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
+        """State before the first step, on the device of `like`: numbers or arrays."""
 
     def reduce(
         self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State

@@ -40,6 +40,9 @@ class SparseSum:
         array([5., 0., 7.], dtype=float32)
     """
 
+    exact = True
+    selects = True
+
     def __init__(self, sparsifier: Sparsifier, collective: Collective, rescale: bool = False) -> None:
         names = f"sparsifier={type(sparsifier).__name__}, collective={type(collective).__name__}"
         if collective.needs_shared_indices and not sparsifier.shared_indices:
@@ -57,8 +60,9 @@ class SparseSum:
         self.sparsifier = sparsifier
         self.collective = collective
         self.rescale = rescale
+        self.groups = tuple(getattr(collective, "groups", ()))
 
-    def init(self, ops: Ops, spec: Spec) -> State:
+    def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
         return self.sparsifier.init(ops, spec)
 
     def reduce(

@@ -17,8 +17,8 @@ _TINY = 1e-12  # where all weights are zero
 class Importance:
     """The k largest changes relative to the weights, as a few ranks drawn by a hash see them, for all ranks.
 
-    Each of R ranks, the roots of the step, contributes its k / R entries of the largest |x| / |w|. With `random_share` some of
-    the k are a block at a place that is drawn anew every step, so that no entry starves.
+    Each of R ranks, the roots of the step, contributes its k / R entries of the largest |x| / |w|. With `random_share`
+    some of the k are a block at a place that is drawn anew every step, so that no entry starves.
 
     Traffic per rank and step, with shared_allreduce: 4k(P-1)/P words in two collectives of constant shape. Where a
     broadcast carries the indices k + 2k(P-1)/P.

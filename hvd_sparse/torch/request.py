@@ -84,7 +84,7 @@ def _groups(groups: Any, names: dict[torch.nn.Parameter, str]) -> list[list[str]
     if not groups:
         return None
     if isinstance(groups, int) and groups > 0:
-        return split_evenly([Parameter(name, p.numel(), p.dim(), "") for p, name in names.items()], groups)
+        return split_evenly([Parameter(name, tuple(p.shape), "") for p, name in names.items()], groups)
     valid = isinstance(groups, Sequence) and all(isinstance(group, Sequence) for group in groups)
     if not valid or not all(isinstance(p, torch.Tensor) and p in names for group in groups for p in group):
         raise ValueError(

@@ -21,6 +21,7 @@ from methods import (
     integers,
     normal,
     ranks_of,
+    tolerance_of,
 )
 
 from hvd_sparse.exchange import Exchange
@@ -115,15 +116,17 @@ def test_one_entry_and_fewer_elements_than_ranks(method, size, num_elements, qui
 
 @pytest.mark.parametrize("method", [name for name, (_, memory) in METHODS.items() if memory.accumulator == "residual"])
 def test_everything_is_sent_in_the_end(method, quick_backend):
-    """Zero gradients after one: what was kept arrives, and nothing else."""
+    """Zero gradients after one: what was kept arrives, and nothing else. (What is approximated stays with other ranks.)"""
     ranks = ranks_of(method, 3, quick_backend, 37)
     first = integers(0, 3, 37)
     total = ranks.step(first, 9).totals[0].astype(np.float64)
     for _ in range(40):
         step = ranks.step(constant(0, 3, 37), 9)
         total += step.totals[0]
-    assert not np.any(step.kept)
-    assert_close(total, np.sum(first, axis=0), tolerance=0)
+    tolerance = tolerance_of(method)
+    kept = np.sum(step.kept, axis=0) if tolerance else np.asarray(step.kept)
+    assert_close(kept, np.zeros_like(kept), tolerance)
+    assert_close(total, np.sum(first, axis=0), tolerance)
 
 
 def poisoned(kind: str, size: int) -> list[np.ndarray]:
@@ -176,6 +179,7 @@ def test_requests_keep_their_shape(method, size, quick_backend):
 def test_back_ends_agree_with_the_oracle(method, other):
     """On everything that a step returns and leaves behind. Ties are left out: which of them goes is free."""
     oracle, ranks = (ranks_of(method, 3, BACK_ENDS[name]()) for name in ("numpy", other))
+    tolerance = max(1e-6, tolerance_of(method))
     steps = [normal(0, 3), normal(1, 3), poisoned("inf", 3), constant(0, 3), normal(2, 3), poisoned("all nan", 3)]
     for grads in steps:
         expected, step = oracle.step(grads, KEPT), ranks.step(grads, KEPT)
@@ -185,9 +189,9 @@ def test_back_ends_agree_with_the_oracle(method, other):
         ]
         if all(step.finite):
             assert_sound(step, method, KEPT)
-            assert_close(step.totals[0], expected.totals[0], 1e-6)
+            assert_close(step.totals[0], expected.totals[0], tolerance)
             for rank in range(3):
-                assert_close(step.used[rank], expected.used[rank], 1e-6)
+                assert_close(step.used[rank], expected.used[rank], tolerance)
                 assert step.num_used(rank) == expected.num_used(rank)
         else:
             assert not any(np.isfinite(total).all() for total in step.totals)
@@ -195,7 +199,7 @@ def test_back_ends_agree_with_the_oracle(method, other):
             memory, others = (one.numpy_state(one.states[rank])["memory"] for one in (ranks, oracle))
             assert memory.keys() == others.keys()
             for key in memory:
-                assert_close(memory[key], others[key], 1e-6, f"{key} of rank {rank}")
+                assert_close(memory[key], others[key], tolerance, f"{key} of rank {rank}")
 
 
 @every_method

@@ -24,6 +24,8 @@ BARS = {
     "allgather": lambda n, k, size: 2 * k * (size - 1),
     "shared_allreduce": lambda n, k, size: 2 * k * (size - 1) / size,
     "dense": lambda n, k, size: 2 * n * (size - 1) / size,
+    "sketch": lambda n, k, size: 2 * (size - 1) / size * (3 * 2 * k + 2 * k) + 2 * k * (size > 1),
+    "low_rank": lambda n, k, size: 2 * (size - 1) / size * (4 * (31 + 32) + 17),  # a matrix of 31 * 32, and the rest
 }
 
 
@@ -34,7 +36,8 @@ def test_words(name, size):
     methods = [
         method
         for method, (scheme, _) in METHODS.items()
-        if name in method.split("-") and (not isinstance(scheme, SparseSum) or _sends_nothing_to_choose(scheme))
+        if name in [part.partition("(")[0] for part in method.split("-")]
+        and (not isinstance(scheme, SparseSum) or _sends_nothing_to_choose(scheme))
     ]
     assert methods
     for method in methods:
