@@ -13,7 +13,7 @@ from hvd_sparse.controllers.bandwidth import Bandwidth
 from hvd_sparse.controllers.fixed import Fixed
 from hvd_sparse.controllers.warmup import Warmup
 from hvd_sparse.memories import Memory
-from hvd_sparse.memories.none import NoMemory
+from hvd_sparse.memories.delayed import Delayed
 from hvd_sparse.planner.choice import LADDER
 from hvd_sparse.schemes import Scheme
 from hvd_sparse.schemes.sparse import SparseSum
@@ -39,7 +39,7 @@ class Config:
         """The scheme of a bucket that is compressed."""
         if self.alone is not None:
             return self.alone
-        rescale = self.sparsifier.blind and isinstance(self.memory, NoMemory)
+        rescale = self.sparsifier.blind and not self.memory.keys
         return SparseSum(self.sparsifier, self.collective, rescale)
 
     def with_buckets(self, usual_bytes: int) -> Config:
@@ -87,7 +87,8 @@ def sparse_config(
         scheme: the whole of it: "sparse", which consists of the above, or one that has no such parts: "low_rank", whose
             setting is its rank, not the density (`LowRank(rank=2)` of hvd_sparse.schemes.low_rank), "sketch", "dense",
             or an object.
-        memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "none".
+        memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "sgc" (one
+            momentum for all ranks; the same), "delayed" (applied one step late), "none".
         controller: an object that decides the density; replaces `density` and `warmup_steps`.
         warmup_steps: exchanges over which the density falls to `density` in five stages; 0 for none.
         bucket_bytes: gradients travel in buckets of about this size; a bucket starts as soon as it is complete. None:
@@ -166,6 +167,11 @@ def adaptive_config(
             )
     # The parts first: the controller predicts the volume of the collective that they come to.
     parts = sparse_config(**settings)
+    if isinstance(parts.memory, Delayed):
+        raise ValueError(
+            "`memory` must not be 'delayed' here: what is hidden behind the next step cannot be measured. Choose "
+            "Compression.sparse(memory='delayed')."
+        )
     if parts.alone is not None:
         raise ValueError(
             f"`scheme` must be 'sparse' here, whose traffic can be predicted for every density: choose "
@@ -239,7 +245,7 @@ def check_wrapping(
     Args:
         config: what `compression` stands for.
         known_ops: Horovod's Average and Sum.
-        momentum: that of the optimizer.
+        momentum: that of the optimizer, or Adam's first one.
     """
     average, total = known_ops
     if not isinstance(config, Config):
@@ -255,7 +261,7 @@ def check_wrapping(
     own = getattr(config.memory, "momentum", None)
     if own and isinstance(momentum, (int, float)) and momentum:
         raise ValueError(
-            f"`memory` applies the momentum itself ({own}): give the optimizer momentum=0. "
+            f"`memory` applies the momentum itself ({own}): give the optimizer momentum=0 (SGD, not Adam). "
             f"Received: momentum={momentum!r}."
         )
     return bool(op == average)
@@ -269,4 +275,4 @@ def _words(part: Any) -> str:
 
 def _plain(value: Any) -> str:
     """The value, unless its repr may hold an address, which differs between ranks."""
-    return repr(value) if isinstance(value, (bool, int, float, str, tuple, type(None))) else type(value).__name__
+    return repr(value) if isinstance(value, (bool, int, float, str, tuple, type(None))) else _words(value)

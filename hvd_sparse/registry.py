@@ -24,6 +24,8 @@ METHODS: dict[str, dict[str, str]] = {
     "memory": {
         "residual": "hvd_sparse.memories.residual:Residual",
         "momentum": "hvd_sparse.memories.momentum:Momentum",
+        "sgc": "hvd_sparse.memories.sgc:SGC",
+        "delayed": "hvd_sparse.memories.delayed:Delayed",
         "none": "hvd_sparse.memories.none:NoMemory",
     },
     "controller": {

@@ -52,6 +52,7 @@ class Reduced:
         finite: 0-d boolean, equal on all ranks: no rank contributed an infinity or NaN.
         left: what stays of the input at the indices of `used`, like its values: rounding errors. None: nothing.
         kept: (n,) all that stays with this rank, where it is not its input less `used`. None: it is.
+        given: (n,) what the optimizer gets in place of `total`. None: it gets that.
     """
 
     total: Array
@@ -59,6 +60,12 @@ class Reduced:
     finite: Any
     left: Array | None = None
     kept: Array | None = None
+    given: Array | None = None
+
+    @property
+    def applied(self) -> Array:
+        """(n,) what the optimizer gets."""
+        return self.total if self.given is None else self.given
 
 
 @dataclass(frozen=True)

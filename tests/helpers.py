@@ -160,6 +160,7 @@ class Step:
     accumulated: list[np.ndarray]
     reduced: list[Reduced]
     totals: list[np.ndarray]
+    applied: list[np.ndarray]
     used: list[np.ndarray]
     kept: list[np.ndarray] | None
     rounds: list[Round]
@@ -218,6 +219,7 @@ class Ranks:
             accumulated,
             reduced,
             [np.array(backend.numpy(one.total)) for one in reduced],
+            [np.array(backend.numpy(one.applied)) for one in reduced],
             [self._used(one, x) for one, x in zip(reduced, accumulated)],
             None if key is None else [np.array(backend.numpy(state["memory"][key])) for state in self.states],
             simulator.rounds,

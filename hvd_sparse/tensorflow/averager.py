@@ -161,7 +161,7 @@ class Averager:
         for bucket in self.buckets:
             reduced = results[bucket.layout.spec.name]
             finite.append(reduced.finite)
-            parts = tf.split(tf.cast(reduced.total, tf.float32) * later, [m.size for m in bucket.layout.members])
+            parts = tf.split(tf.cast(reduced.applied, tf.float32) * later, [m.size for m in bucket.layout.members])
             averages.update((m.name, part) for m, part in zip(bucket.layout.members, parts))
         averages.update((slot.name, results[f"rows.{slot.name}"] * share) for slot in rows)
         averages = {s.name: tf.cast(tf.reshape(averages[s.name], s.shape), s.dtype) for s in self._plan.slots}

@@ -35,7 +35,7 @@ def wrap_optimizer(
     request, refusal = WrapRequest(), None
     try:
         optimizer = _checked_optimizer(optimizer, passes)
-        momentum = getattr(optimizer, "momentum", 0.0)
+        momentum = getattr(optimizer, "momentum", 0.0) or getattr(optimizer, "beta_1", 0.0)
         request = check_request(compression, sparse_as_dense, op, predivide, groups, passes, average_passes, momentum)
     except (ValueError, TypeError) as error:
         refusal = error

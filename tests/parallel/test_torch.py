@@ -20,3 +20,9 @@ def test_promise_on_three_ranks(case: str) -> None:
 @pytest.mark.parametrize("case", case_names("torch_promises"))
 def test_promise_on_two_ranks(case: str) -> None:
     launched("torch_promises", 2).check(case)
+
+
+@pytest.mark.parallel(ranks=2)
+@pytest.mark.parametrize("case", case_names("memory_cases"))
+def test_memory(case: str) -> None:
+    launched("memory_cases", 2).check(case)

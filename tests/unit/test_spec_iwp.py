@@ -21,7 +21,7 @@ from methods import SIZES, integers, normal
 
 from hvd_sparse.collectives.shared_allreduce import SharedAllReduce
 from hvd_sparse.config import sparse_config
-from hvd_sparse.drivers.simulate import run
+from hvd_sparse.drivers.simulate import Simulator, run
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.memories.momentum import Momentum
 from hvd_sparse.memories.residual import Residual
@@ -70,7 +70,7 @@ def test_scores(eps, expected, top, backend):
     world, x = World(0, 1, weights=lambda: backend.array(WEIGHTS)), backend.array(ACCUMULATED)
     part = Importance(eps=eps)
     assert backend.numpy(part.scores(backend.ops, world, x)) == pytest.approx(expected, rel=1e-6)
-    indices, _ = run(part.select(backend.ops, world, Spec("b", 5), x, 2, {}))
+    ((indices, _),) = Simulator(1, ops=backend.ops).run([part.select(backend.ops, world, Spec("b", 5), x, 2, {})])
     assert backend.numpy(indices).tolist() == top
 
 

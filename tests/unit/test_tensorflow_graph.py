@@ -44,10 +44,10 @@ class TracedRanks:
             [self.exchange.step(OPS, world, grad, KEPT, state) for world, grad, state in zip(worlds, grads, states)]
         )
         self.rounds = simulator.rounds
-        return [(reduced.total, reduced.finite, state) for reduced, state in results]
+        return [(reduced.applied, reduced.finite, state) for reduced, state in results]
 
     def step(self, grads: list[np.ndarray]) -> list[tuple[np.ndarray, bool]]:
-        """Total and finiteness by rank."""
+        """What is applied, and finiteness, by rank."""
         results = self._compiled([tf.constant(grad) for grad in grads], self.states, tf.constant(self.number, tf.int64))
         self.states = [state for *_, state in results]
         self.number += 1
@@ -84,7 +84,7 @@ def test_a_traced_step_does_what_the_oracle_does(method: str) -> None:
         for rank, (total, finite) in enumerate(traced.step(grads)):
             assert finite == expected.finite[rank] == (number not in (1, 2, 3, 4))
             if finite:
-                assert_close(total, expected.totals[rank], 1e-6)
+                assert_close(total, expected.applied[rank], 1e-6)
             else:
                 assert not np.isfinite(total).all()
             state = tf.nest.map_structure(lambda tensor: tensor.numpy(), traced.states[rank])
