@@ -1,8 +1,8 @@
 """One bucket's step: the only place where memory, scheme and k meet.
 
-`compensate` (the memory) turns a gradient into the accumulator x, `Exchange.reduce` sends k of its n entries, and
-`Exchange.commit` keeps the rest. What a reduction returns is tentative until it is committed: a step that is not
-taken leaves every state as it was.
+`compensate` (the memory) turns a gradient into the accumulator x, `Exchange.reduce` sends k of its n entries (and lets
+a memory that has `follow` change what the optimizer gets), and `Exchange.commit` keeps the rest. What a reduction
+returns is tentative until it is committed: a step that is not taken leaves every state as it was.
 """
 
 from __future__ import annotations

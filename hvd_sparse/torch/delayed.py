@@ -32,12 +32,14 @@ class DelayedAverager(Averager):
     def __init__(self, names: dict[Any, str], config: Config, driver: HorovodTorch, **arguments: Any) -> None:
         memory: Any = config.memory
         super().__init__(names, replace(config, memory=memory.memory), driver, **arguments)
-        self._late: dict[str, torch.Tensor] = {}  # by bucket: sums that have arrived and are not given out yet
-        self._given: dict[str, torch.Tensor] = {}  # those that are, until a step has applied them
-        self._unusable: set[str] = set()  # buckets whose last sum is not finite
-        self._census: Census | None = None
-        self._present: frozenset[Any] = frozenset()
+        # By bucket: sums that have arrived and are not given out yet; those given out, until a step has applied them;
+        # and those that are not finite, which are given out once, for a scaler to see.
+        self._late: dict[str, torch.Tensor] = {}
+        self._given: dict[str, torch.Tensor] = {}
+        self._spoilt: dict[str, torch.Tensor] = {}
         self._any_late = False
+        self._census: Census | None = None
+        self._present: frozenset[Any] = frozenset()  # parameters that `_given` is for
 
     def _forget_gradients(self) -> None:
         super()._forget_gradients()
@@ -71,10 +73,10 @@ class DelayedAverager(Averager):
         reduced: Reduced = self.driver.wait(name)
         if bool(reduced.finite):
             bucket.commit()
+            self._late_of(bucket).add_(reduced.total)
         else:
             bucket.discard()
-            self._unusable.add(name)
-        self._late_of(bucket).add_(reduced.total)
+            self._spoilt[name] = reduced.total.clone()
 
     def _late_of(self, bucket: Bucket) -> torch.Tensor:
         spec, device = bucket.layout.spec, bucket.parameters[0].device
@@ -129,13 +131,15 @@ class DelayedAverager(Averager):
     def _give_out(self, census: Census) -> None:
         size = self.driver.world(0).size
         gain = self._scale / size if self.average else self._scale
+        again = self._present if not self._given else frozenset()
         results = {}
         for bucket in self.buckets:
             name, late = bucket.layout.spec.name, self._late_of(bucket)
-            results[name] = Reduced(late * gain, used=None, finite=name not in self._unusable)
+            spoilt = self._spoilt.pop(name, None)
+            given = late * gain if spoilt is None else late + spoilt
+            results[name] = Reduced(given, used=None, finite=spoilt is None)
             self._given[name], self._late[name] = late, torch.zeros_like(late)
-        self._unusable.clear()
-        self._present |= census.present
+        self._present = census.present | again
         self._install(results, replace(census, present=self._present))
         for parameter in self._touched - self._present:  # its first average is yet to come
             parameter.grad = None
@@ -147,9 +151,10 @@ class DelayedAverager(Averager):
         if not self._pending:
             return
         self._pending = False
-        for (name, given), finite in zip(self._given.items(), self._finite):
-            if not used and finite:
+        if not used:
+            for name, given in self._given.items():
                 self._late[name].add_(given)
+            self._given = {}
         self.counters.skipped_steps += not (used and all(self._finite))
 
     def land(self) -> None:
@@ -165,6 +170,7 @@ class DelayedAverager(Averager):
         if not self._any_late or self._census is None:
             return False
         self.land()
+        self._spoilt.clear()
         self._give_out(self._census)
         self.averaged, self._pending, self._any_late = True, True, False
         return True
