@@ -210,9 +210,9 @@ def case_delayed_quadratic() -> None:
         optimizer.zero_grad()
         (model.weight**2 / 2).sum().backward()
         optimizer.step()
-        assert float(model.weight) == expected
+        assert float(model.weight.detach()) == expected
     optimizer.flush()
-    assert float(model.weight) == -0.25
+    assert float(model.weight.detach()) == -0.25
     optimizer.flush()  # nothing is left
 
 
