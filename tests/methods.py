@@ -68,9 +68,9 @@ def parts(kind: str) -> list[tuple[str, Any]]:
 # The first variant of every method.
 DEFAULTS = {
     next(name for name, _ in parts(kind) if name.partition("(")[0] == method)
-    for kind in registry.METHODS
-    if kind in ("sparsifier", "collective", "memory")
+    for kind in ("sparsifier", "collective", "memory", "scheme")
     for method in registry.METHODS[kind]
+    if VARIANTS.get((kind, method)) != []
 }
 
 

@@ -33,8 +33,8 @@ class Sketch:
 
     Reference: reconstructed from the abstract of gs-SGD, arXiv:2108.06004, 2021, and from its base: N. Ivkin et al.,
     Communication-Efficient Distributed SGD with Sketching, NeurIPS 2019, arXiv:1903.04488; M. Charikar, K. Chen,
-    M. Farach-Colton, Finding Frequent Items in Data Streams, ICALP 2002. Ours: an allreduce in place of a tree, and
-    hash functions over 2^31 - 1, which fit every library's integers. For momentum, `memory="momentum"`.
+    M. Farach-Colton, Finding Frequent Items in Data Streams, ICALP 2002. Ours: an allreduce in place of a tree, and one
+    hash for cell and sign, modulo 2^31 - 1, which every library's integers hold. For momentum, `memory="momentum"`.
 
     Example:
         >>> import numpy as np
@@ -94,17 +94,14 @@ class Sketch:
 
 
 def hashed_cells(ops: Ops, n: int, num_rows: int, num_cells: int, seed: str, like: Array) -> list[Array]:
-    """Of every row, the cell (n,) of each coordinate: pairwise independent, with a four-wise independent sign.
+    """Of every row, the cell (n,) of each coordinate, four-wise independent.
 
-    A row has its cells twice. Coordinates whose sign is negative are in the second copy.
+    A row has its cells twice: coordinates in the second copy are those of negative sign.
     """
     draw = random.Random(seed)  # equal in every process and version
-    rows = []
-    for row in range(num_rows):
-        cell = ops.residues(n, [draw.randrange(1, PRIME), draw.randrange(PRIME)], like) % num_cells
-        negative = ops.residues(n, [draw.randrange(1, PRIME), *(draw.randrange(PRIME) for _ in range(3))], like) & 1
-        rows.append(cell + (negative + 2 * row) * num_cells)
-    return rows
+    polynomials = [[draw.randrange(PRIME) for _ in range(4)] for _ in range(num_rows)]
+    copies = 2 * num_cells
+    return [ops.residues(n, terms, like) % copies + row * copies for row, terms in enumerate(polynomials)]
 
 
 def encode(ops: Ops, x: Array, cells: Sequence[Array], num_cells: int) -> Array:

@@ -116,7 +116,7 @@ def test_one_entry_and_fewer_elements_than_ranks(method, size, num_elements, qui
 
 @pytest.mark.parametrize("method", [name for name, (_, memory) in METHODS.items() if memory.accumulator == "residual"])
 def test_everything_is_sent_in_the_end(method, quick_backend):
-    """Zero gradients after one: what was kept arrives, and nothing else. What is approximated stays elsewhere."""
+    """Zero gradients after one: what was kept arrives, and nothing else. Or what ranks keep adds up to 0."""
     ranks = ranks_of(method, 3, quick_backend, 37)
     first = integers(0, 3, 37)
     total = ranks.step(first, 9).totals[0].astype(np.float64)

@@ -211,6 +211,12 @@ def test_scatter_sum_drops_padding_and_spreads_nan_nowhere(backend):
     np.testing.assert_array_equal(backend.numpy(total), floats(0, 5, NAN))
 
 
+def test_scatter_sum_adds_repeated_indices(backend):
+    """As many coordinates share a cell of a sketch."""
+    places, values = backend.array(frozen([2, 0, 2, 2, 3], np.int32)), backend.array(floats(1, 2, 4, 8, 16))
+    assert backend.numpy(backend.ops.scatter_sum(3, [(places, values)])).tolist() == [2, 0, 13]
+
+
 def test_scatter_sum_adds_in_the_order_given(backend):
     """Float32 addition depends on the order, and all ranks must get the same bits."""
     big = [([0], [1e8]), ([0], [1.0]), ([0], [-1e8]), ([0], [1.0])]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import BACK_ENDS, Ranks, assert_bits_equal, assert_same_on_ranks, total_words
-from methods import KEPT, METHODS, PAIRS, SIZE, SIZES, is_legal, normal, parts, ranks_of
+from methods import DEFAULTS, KEPT, METHODS, PAIRS, SIZE, SIZES, is_legal, normal, parts, ranks_of
 
 from hvd_sparse import registry
 from hvd_sparse.config import sparse_config
@@ -36,13 +36,13 @@ def test_words(name, size):
     methods = [
         method
         for method, (scheme, _) in METHODS.items()
-        if name in [part.partition("(")[0] for part in method.split("-")]
+        if name in [part.partition("(")[0] for part in method.split("-") if part in DEFAULTS]
         and (not isinstance(scheme, SparseSum) or _sends_nothing_to_choose(scheme))
     ]
     assert methods
     for method in methods:
         step = ranks_of(method, size, BACK_ENDS["numpy"]()).step(normal(0, size), KEPT)
-        assert total_words(step.rounds, size) == BARS[name](SIZE, KEPT, size), method
+        assert total_words(step.rounds, size) == pytest.approx(BARS[name](SIZE, KEPT, size)), method
 
 
 def _sends_nothing_to_choose(scheme: SparseSum) -> bool:

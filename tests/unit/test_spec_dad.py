@@ -86,7 +86,7 @@ def test_a_matrix_of_that_rank_is_exact(rank, backend):
     grads = [flat(rng.normal(size=(20, rank)) @ np.eye(rank, 30) * 3) for _ in range(2)]
     step = Ranks(exchange((20, 30), rank=rank), 2, backend).step(grads, 1)
     assert_close(step.totals[0], np.sum(grads, axis=0), 1e-5)
-    assert_close(np.sum(step.kept, axis=0), np.zeros(600), 1e-5)
+    assert_close(np.sum(step.kept, axis=0), np.zeros(600), 1e-4)
 
 
 # Invariants

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import BACK_ENDS, Ranks, assert_bits_equal, assert_close, floats, frozen
-from methods import KEPT, METHODS, SIZE, every_method, integers, normal, ranks_of
+from methods import KEPT, METHODS, SIZE, every_method, integers, normal, ranks_of, tolerance_of
 
 from hvd_sparse.drivers.simulate import Round, Simulator
 from hvd_sparse.ops.tensorflow import TensorFlowOps
@@ -79,17 +79,18 @@ def _data() -> list[list[np.ndarray]]:
 def test_a_traced_step_does_what_the_oracle_does(method: str) -> None:
     oracle = ranks_of(method, NUM_RANKS, BACK_ENDS["numpy"]())
     traced = TracedRanks(oracle)
+    tolerance = max(1e-6, tolerance_of(method))
     for number, grads in enumerate(_data()):
         expected = oracle.step(grads, KEPT)
         for rank, (total, finite) in enumerate(traced.step(grads)):
             assert finite == expected.finite[rank] == (number not in (1, 2, 3, 4))
             if finite:
-                assert_close(total, expected.applied[rank], 1e-6)
+                assert_close(total, expected.applied[rank], tolerance)
             else:
                 assert not np.isfinite(total).all()
             state = tf.nest.map_structure(lambda tensor: tensor.numpy(), traced.states[rank])
             for key, array in oracle.numpy_state(oracle.states[rank])["memory"].items():
-                assert_close(state["memory"][key], array, 1e-6, f"{key} after step {number}")
+                assert_close(state["memory"][key], array, tolerance, f"{key} after step {number}")
         assert [(r.kind, r.tag, r.words) for r in traced.rounds] == [(r.kind, r.tag, r.words) for r in expected.rounds]
     assert traced.num_traces == 1
 
