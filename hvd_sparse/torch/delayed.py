@@ -165,8 +165,8 @@ class DelayedAverager(Averager):
             self._census = self.driver.wait("census")
 
     def flush(self) -> bool:
-        """Make gradients of what no step has applied; False if there is nothing."""
-        self.settle(used=False)
+        """Replace gradients by what no step has applied; False if there is nothing."""
+        self.zeroed()
         if not self._any_late or self._census is None:
             return False
         self.land()
