@@ -11,7 +11,7 @@ class SGC:
     """Keep gradients that were not sent, and give the optimizer a momentum of the sums, which all ranks share.
 
     v = v + g on every rank, entries of v are sent, u = m u + total on all ranks alike, and u is what the optimizer
-    applies. It must have no momentum of its own.
+    applies. It must have no momentum of its own. (Row-sparse gradients, which travel as they are, have none then.)
 
     Memory: two float32 per element, one of which (u) is the same on all ranks. Choose it for very low densities (1e-4),
     where the private velocity of `momentum` would be stale when it is sent. Avoid it with Adam and its kin, which keep
