@@ -14,8 +14,8 @@ class Delayed:
     Step t starts its exchange and applies that of step t - 1; the first step applies zeros. On PyTorch a bucket's
     exchange is in flight from when its gradients are complete until they are again, and `optimizer.flush()` applies the
     last one: call it at the end of training and before an evaluation. TensorFlow and the simulator do the same
-    arithmetic and wait for every exchange: nothing is hidden there. Row-sparse gradients are refused on PyTorch, and not
-    late on TensorFlow.
+    arithmetic and wait for every exchange: nothing is hidden there. Row-sparse gradients are refused on PyTorch, and
+    not late on TensorFlow.
 
     Memory: that of the other, and one float32 per element. Choose it where an exchange takes less than a step, but
     more than what is left of backward. Avoid it with a large learning rate or momentum, which one step of staleness may
