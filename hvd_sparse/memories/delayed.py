@@ -13,7 +13,8 @@ class Delayed:
 
     Step t starts its exchange and applies that of step t - 1; the first step applies zeros. On PyTorch a bucket's
     exchange is in flight from when its gradients are complete until they are again, and `optimizer.flush()` applies the
-    last one: call it at the end of training and before an evaluation. TensorFlow and the simulator do the same
+    last one: call it on all ranks at the end of training and before an evaluation. There `compression_state_dict()`
+    waits for what is in flight, so that it is for all ranks at once, too. TensorFlow and the simulator do the same
     arithmetic and wait for every exchange: nothing is hidden there. Row-sparse gradients are refused on PyTorch, and
     not late on TensorFlow.
 

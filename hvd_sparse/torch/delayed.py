@@ -33,6 +33,7 @@ class DelayedAverager(Averager):
     def __init__(self, names: dict[Any, str], config: Config, driver: HorovodTorch, **arguments: Any) -> None:
         memory: Any = config.memory
         super().__init__(names, replace(config, memory=memory.memory), driver, **arguments)
+        self.counters.scheme = ", ".join(config.describe().values())
         # By bucket: sums that have arrived and are not given out yet; those given out, until a step has applied them;
         # and those that are not finite, which are given out once, for a scaler to see.
         self._late: dict[str, torch.Tensor] = {}
@@ -139,7 +140,8 @@ class DelayedAverager(Averager):
             spoilt = self._spoilt.pop(name, None)
             given = late * gain if spoilt is None else late + spoilt
             results[name] = Reduced(given, used=None, finite=spoilt is None)
-            self._given[name], self._late[name] = late, torch.zeros_like(late)
+            used = self._given.get(name)  # whose memory is the next to be filled
+            self._given[name], self._late[name] = late, torch.zeros_like(late) if used is None else used.zero_()
         self._present = census.present | again
         self._install(results, replace(census, present=self._present))
         for parameter in self._touched - self._present:  # its first average is yet to come
