@@ -83,10 +83,11 @@ def is_legal(sparsifier: Any, collective: Any) -> bool:
 PAIRS = list(itertools.product(parts("sparsifier"), parts("collective")))
 METHODS: dict[str, tuple[Any, Any]] = {}
 for _memory_name, _memory in parts("memory"):
+    _num_variants = 0 if hasattr(_memory, "shared_keys") else 1
     for (_sparsifier_name, _sparsifier), (_collective_name, _collective) in PAIRS:
         _names = (_sparsifier_name, _collective_name, _memory_name)
-        # Variants only one at a time, or there would be thousands.
-        if is_legal(_sparsifier, _collective) and sum(name not in DEFAULTS for name in _names) <= 1:
+        # Variants only one at a time, or there would be thousands; none with a memory that looks at the sum only.
+        if is_legal(_sparsifier, _collective) and sum(name not in DEFAULTS for name in _names) <= _num_variants:
             _config = sparse_config(sparsifier=_sparsifier, collective=_collective, memory=_memory)
             METHODS["-".join(_names)] = (_config.scheme(), _memory)
     for _scheme_name, _scheme in parts("scheme"):
