@@ -26,21 +26,26 @@ from hvd_sparse.wire import WireFormat, wire_format
 class Config:
     """How gradients are exchanged. Made by `Compression.sparse`, which documents the fields."""
 
-    sparsifier: None | Sparsifier  # None, like the collective, if the scheme has no such part
-    collective: None | Collective
+    chosen: Scheme  # of the buckets that are compressed
     memory: Memory
     controller: Controller
     bucket_bytes: int  # 0: the front chooses
     min_size: int
     timeout_seconds: float
-    alone: None | Scheme = None  # the scheme, if it has no such parts
 
     def scheme(self) -> Scheme:
         """The scheme of a bucket that is compressed."""
-        if self.alone is not None:
-            return self.alone
-        rescale = self.sparsifier.blind and not self.memory.keys
-        return SparseSum(self.sparsifier, self.collective, rescale)
+        return self.chosen
+
+    @property
+    def sparsifier(self) -> Any:
+        """Which entries; None if the scheme has no such part."""
+        return getattr(self.chosen, "sparsifier", None)
+
+    @property
+    def collective(self) -> Any:
+        """How their sum travels; None if the scheme has no such part."""
+        return getattr(self.chosen, "collective", None)
 
     def with_buckets(self, usual_bytes: int) -> Config:
         """The same with buckets of the size that suits a front, unless the user has chosen one."""
@@ -49,12 +54,14 @@ class Config:
     @property
     def groups(self) -> tuple[str, ...]:
         """Groups of ranks that the scheme names beside "global"."""
-        return tuple(getattr(self.scheme(), "groups", ()))
+        return tuple(getattr(self.chosen, "groups", ()))
 
     def describe(self) -> dict[str, str]:
         """Every setting in words: for the log, and to compare ranks."""
-        parts = {name: getattr(self, name) for name in ("sparsifier", "collective", "memory", "controller")}
-        words = {name: _words(part) for name, part in {"scheme": self.alone, **parts}.items() if part is not None}
+        own = {"sparsifier": self.sparsifier, "collective": self.collective}
+        whole = own if isinstance(self.chosen, SparseSum) else {"scheme": self.chosen}
+        parts = {**whole, "memory": self.memory, "controller": self.controller}
+        words = {name: _words(part) for name, part in parts.items()}
         sizes = {name: str(getattr(self, name)) for name in ("bucket_bytes", "min_size", "timeout_seconds")}
         return {**words, **sizes}
 
@@ -114,16 +121,15 @@ def sparse_config(
         raise TypeError(f"`controller` must be an object, Warmup(0.01, 1000) say. Received: controller={controller!r}.")
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
         raise ValueError(f"`min_size` must be a number of elements, 0 or more. Received: min_size={min_size!r}.")
-    config = Config(
-        **_scheme_parts(scheme, sparsifier, collective, wire),
-        memory=registry.create("memory", memory),
+    kept: Memory = registry.create("memory", memory)
+    return Config(
+        chosen=_scheme(scheme, sparsifier, collective, wire, kept),
+        memory=kept,
         controller=registry.create("controller", controller),
         bucket_bytes=0 if bucket_bytes is None else check_count(bucket_bytes, "bucket_bytes"),
         min_size=min_size,
         timeout_seconds=float(check_positive(timeout_seconds, "timeout_seconds")),
     )
-    config.scheme()  # refuses parts that do not work together
-    return config
 
 
 def adaptive_config(
@@ -172,7 +178,7 @@ def adaptive_config(
             "`memory` must not be 'delayed' here: what is hidden behind the next step cannot be measured. Choose "
             "Compression.sparse(memory='delayed')."
         )
-    if parts.alone is not None:
+    if not isinstance(parts.chosen, SparseSum):
         raise ValueError(
             f"`scheme` must be 'sparse' here, whose traffic can be predicted for every density: choose "
             f"Compression.sparse(scheme=...). Received: scheme={settings['scheme']!r}."
@@ -186,17 +192,16 @@ def adaptive_config(
 
 def _entry_bytes(parts: Config) -> float:
     """What an entry takes on the wire, as the planner counts."""
-    sparsifier: Any = parts.sparsifier
-    if sparsifier.blind:
+    if parts.sparsifier.blind:
         return 4  # everybody knows the index
-    if sparsifier.shared_indices:
-        return 12 if getattr(sparsifier, "index_carrier", "") == "allreduce" else 8
+    if parts.sparsifier.shared_indices:
+        return 12 if getattr(parts.sparsifier, "index_carrier", "") == "allreduce" else 8
     collective = getattr(parts.collective, "across", parts.collective)
     return float(getattr(getattr(collective, "wire", None), "entry_bytes", 8))
 
 
-def _scheme_parts(scheme: Any, sparsifier: Any, collective: Any, wire: Any) -> dict[str, Any]:
-    """The sparsifier and the collective of `Config`, or the scheme that stands alone."""
+def _scheme(scheme: Any, sparsifier: Any, collective: Any, wire: Any, memory: Memory) -> Scheme:
+    """What was chosen by its parts, or as a whole."""
     if scheme != "sparse":
         given = {"sparsifier": sparsifier, "collective": collective, "wire": wire}
         extra = [f"{name}={value!r}" for name, value in given.items() if value is not None]
@@ -205,11 +210,12 @@ def _scheme_parts(scheme: Any, sparsifier: Any, collective: Any, wire: Any) -> d
                 f"`scheme` replaces `sparsifier`, `collective` and `wire`: give it alone. "
                 f"Received: scheme={scheme!r}, {', '.join(extra)}."
             )
-        return {"sparsifier": None, "collective": None, "alone": registry.create("scheme", scheme)}
+        whole: Scheme = registry.create("scheme", scheme)
+        return whole
     selection: Sparsifier = registry.create("sparsifier", "threshold" if sparsifier is None else sparsifier)
     if collective is None:
         collective = "shared_allreduce" if selection.shared_indices else "owner_reduce"
-    return {"sparsifier": selection, "collective": _collective(collective, wire)}
+    return SparseSum(selection, _collective(collective, wire), selection.blind and not memory.keys)
 
 
 def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Collective:

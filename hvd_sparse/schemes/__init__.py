@@ -12,8 +12,9 @@ class Scheme(Protocol):
     """Turns every rank's accumulator into a sum that is bit-equal on all ranks.
 
     Attributes:
-        exact: what it sends is inside the total as it is; False if totals are approximations, up to rounding.
-        selects: at most k of the n entries of x are used. False: what goes follows from something else.
+        exact: what is sent and what is kept add up exactly where sums do, as those of small integers. False: its own
+            arithmetic rounds.
+        selects: at most k entries of x are used, if not all. False: k does not say how much goes.
     """
 
     exact: bool

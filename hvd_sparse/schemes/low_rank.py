@@ -13,7 +13,7 @@ from hvd_sparse.ops.base import PRIME, Ops
 from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.types import Array, Program, Reduced, Spec, State, World, check_count
 
-_FRESH = 1e-6
+_FRESH = 1e-6  # share of the first directions in those of every step: it matters only where nothing else is
 
 
 class LowRank:
@@ -21,8 +21,8 @@ class LowRank:
 
     The rank is the setting: `density` changes nothing, except that 1.0 is dense.
 
-    Traffic: 2(P-1)/P rank (rows + columns) words per matrix, rank and step; of parameters that are no larger than that,
-    all elements. Two collectives of constant shape for all matrices of a bucket together, whatever P.
+    Traffic: 2(P-1)/P rank (rows + columns) words per matrix, rank and step, in two collectives of constant shape for
+    all matrices of a bucket. Parameters that would not become smaller go along whole.
     Choose it for large matrices (transformers, fully connected and convolutional layers) where a hundredth of the
     gradient is still too much: nothing sends less. Avoid it for embeddings of which few rows are used, and where
     products of `rank` columns with every matrix cost more time than they save. Ranks compute the same directions from
@@ -97,7 +97,7 @@ class LowRank:
         # Every rank keeps what it has beyond its share of the approximation, which is the mean.
         products = {one.start: columns @ rows for one, columns, rows in zip(matrices, left, right)}
         shares = {start: ops.scale(product, 1.0 / world.size) for start, product in products.items()}
-        total = _in_order(ops, products | {one.start: sums for one, sums in zip(others, whole)})
+        total = _in_order(ops, products | {one.start: summed for one, summed in zip(others, whole)})
         share = _in_order(ops, shares | {one.start: x[one.start : one.stop] for one in others})
         reduced = Reduced(ops.scale(total, world.gain), None, finite, kept=ops.add(x, share, -1.0))
 
@@ -138,7 +138,9 @@ class _Part:
 
 def _parts(spec: Spec, rank: int) -> tuple[list[_Part], list[_Part]]:
     """The parameters of which two factors of that rank are smaller, and the others."""
-    matrices, others, start = [], [], 0
+    matrices: list[_Part] = []
+    others: list[_Part] = []
+    start = 0
     for shape in spec.shapes:
         cuts = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
         part = _Part(start, *min(cuts, key=sum, default=(1, math.prod(shape))))

@@ -29,6 +29,8 @@ from keras_scenario import (
 
 import hvd_sparse.tensorflow as hvd_tf
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.schemes.low_rank import LowRank
+from hvd_sparse.schemes.sketch import Sketch
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
@@ -39,7 +41,7 @@ FOLDER.mkdir(exist_ok=True)
 def wrap(optimizer: Any, density: float = 0.25, **arguments: Any) -> Any:
     # The collective that is traced in half the time of the default, which has cases of its own.
     settings = {"sparsifier": "topk", "min_size": 1, "collective": "allgather"}
-    names = ("sparsifier", "collective", "memory", "warmup_steps")
+    names = ("sparsifier", "collective", "scheme", "memory", "warmup_steps")
     settings.update({key: arguments.pop(key) for key in names if key in arguments})
     return hvd.DistributedOptimizer(
         optimizer, compression=hvd.Compression.sparse(density=density, **settings), **arguments
@@ -127,6 +129,33 @@ def case_sparsifiers_and_memories() -> None:
         model = make_model()
         fit(model, wrap(keras.optimizers.SGD(0.05), sparsifier=sparsifier, memory=memory, collective=None), data(4))
         assert_same_on_ranks(flat(model))
+
+
+def case_schemes_without_a_sparsifier() -> None:
+    """In a graph and eagerly; and a state that was saved goes on with the same bits."""
+    x, y = data(6)
+    half = 3 * BATCH
+    for scheme, runs_eagerly in ((LowRank(1), False), (Sketch(1, 1, 2), False), ("low_rank", True)):
+        models, saved = [make_model() for _ in range(2)], None
+        for model in models:
+            own = {"sparsifier": None, "collective": None, "scheme": scheme}
+            optimizer = wrap(keras.optimizers.SGD(0.05), density=0.1, **own)
+            model.compile(optimizer, loss(), run_eagerly=runs_eagerly)
+            if saved is None:
+                model.fit(x[:half], y[:half], batch_size=BATCH, shuffle=False, verbose=0)
+                saved, weights = optimizer.compression_state_dict(), model.get_weights()
+            else:
+                optimizer.load_compression_state_dict(saved)
+                model.set_weights(weights)
+            model.fit(x[half:], y[half:], batch_size=BATCH, shuffle=False, verbose=0)
+            assert_same_on_ranks(flat(model))
+        assert np.array_equal(flat(models[0]), flat(models[1]))
+        assert optimizer.metrics()["residual_norm"] > 0
+        assert optimizer.metrics()["bytes_sent"] < optimizer.metrics()["bytes_dense"]
+    optimizer = wrap(keras.optimizers.SGD(0.05), sparsifier=None, collective=None, scheme=LowRank(2))
+    optimizer.load_compression_state_dict(saved)  # of rank 4: only the residual fits
+    fit(models[0], optimizer, data(2))
+    assert_same_on_ranks(flat(models[0]))
 
 
 def case_the_tape() -> None:

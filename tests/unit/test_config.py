@@ -258,8 +258,9 @@ def test_a_scheme_of_your_own():
     assert sparse_config(scheme=scheme).scheme() is scheme
     own = type("Scheme", (Own,), {"exact": True, "selects": False})()
     assert sparse_config(scheme=own).scheme() is own
-    across = SparseSum(TopK(), Hierarchical())
-    assert sparse_config(scheme=across).groups == ("local", "cross")
+    across = sparse_config(scheme=SparseSum(TopK(), Hierarchical()))
+    assert across.groups == ("local", "cross")
+    assert across.describe() == sparse_config(sparsifier="topk", collective="hierarchical").describe()
 
 
 def test_a_scheme_that_does_not_exist():

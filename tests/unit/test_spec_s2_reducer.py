@@ -1,14 +1,18 @@
-"""S2 Reducer: its count-sketch, with the code of the scheme `sketch`."""
+"""S2 Reducer: its count-sketch, with the code of the scheme `sketch`, and the lossless union of rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from helpers import assert_bits_equal, frozen
 from test_spec_gs_sgd import cells_of
 
+from hvd_sparse.drivers.simulate import Simulator
 from hvd_sparse.ops.numpy import NumpyOps
+from hvd_sparse.ops.torch import TorchOps
 from hvd_sparse.schemes.sketch import decode, encode, hashed_cells
+from hvd_sparse.torch.rows import sum_rows
 
 OPS = NumpyOps()
 ROWS, WIDTH, CELLS = 4, 3, 7
@@ -91,3 +95,43 @@ def test_unbiased():
     deviation = np.abs(np.mean(draws, axis=0) - x) / (np.std(draws, axis=0) / 200**0.5)
     assert np.mean(deviation < 3) >= 0.97
     assert deviation.max() < 4.5
+
+
+# The union of rows: `Embedding(sparse=True)` in PyTorch. TensorFlow's: tests/parallel/keras_cases.py.
+
+
+def union_of(tables: list[np.ndarray]) -> tuple[list[torch.Tensor], Simulator]:
+    """The sums of all ranks' rows, and what they cost."""
+    simulator = Simulator(len(tables), ops=TorchOps())
+    grads = [torch.from_numpy(np.array(table)).to_sparse(1) for table in tables]
+    results = simulator.run([sum_rows(simulator.world(rank), grad) for rank, grad in enumerate(grads)])
+    assert all(bool(finite) for _, _, finite in results)
+    return [total for total, _, _ in results], simulator
+
+
+def test_the_union_of_the_toy_is_exact():
+    """In a table of 100 rows: the toy's own four are smaller as they are."""
+    tables = [np.concatenate([g.reshape(ROWS, WIDTH), np.zeros((96, WIDTH), np.float32)]) for g in (G_0, G_1)]
+    totals, _ = union_of(tables)
+    for total in totals:
+        assert total.is_sparse
+        assert total.indices()[0].tolist() == [0, 1, 3]
+        assert_bits_equal(total.to_dense().numpy(), tables[0] + tables[1])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("share", [0.01, 0.05])
+def test_the_words_of_the_union(size, share):
+    """At most 2 D words per row of the union and V / 2; a fifth of dense, too."""
+    num_rows, width = 32_000, 16
+    tables = []
+    for rank in range(size):
+        used = np.random.default_rng(rank).choice(num_rows, int(share * num_rows), replace=False)
+        table = np.zeros((num_rows, width), np.float32)
+        table[used] = rank + 1
+        tables.append(table)
+    totals, simulator = union_of(tables)
+    union = int(np.any(tables, axis=(0, 2)).sum())
+    assert totals[0].indices().shape[1] == union
+    assert simulator.words <= 2 * width * union + num_rows / 2
+    assert simulator.words <= 0.2 * 2 * num_rows * width * (size - 1) / size
