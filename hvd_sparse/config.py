@@ -13,7 +13,7 @@ from hvd_sparse.controllers.bandwidth import Bandwidth
 from hvd_sparse.controllers.fixed import Fixed
 from hvd_sparse.controllers.warmup import Warmup
 from hvd_sparse.memories import Memory
-from hvd_sparse.memories.none import NoMemory
+from hvd_sparse.memories.delayed import Delayed
 from hvd_sparse.planner.choice import LADDER
 from hvd_sparse.schemes import Scheme
 from hvd_sparse.schemes.sparse import SparseSum
@@ -84,8 +84,8 @@ def sparse_config(
 
     Args:
         density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
-        sparsifier: which entries: "threshold" (None), "topk", "leader", "random_block", "random_k", "block_topk",
-            "exclusive", or an object of your own.
+        sparsifier: which entries: "threshold" (None), "topk", "leader", "importance", "random_block", "random_k",
+            "block_topk", "exclusive", or an object of your own.
         collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical", or an
             object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
             "owner_reduce" otherwise.
@@ -94,7 +94,8 @@ def sparse_config(
         scheme: the whole of it: "sparse", which consists of the above, or one that has no such parts: "low_rank", whose
             setting is its rank, not the density (`LowRank(rank=2)` of hvd_sparse.schemes.low_rank), "sketch", "dense",
             or an object.
-        memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "none".
+        memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "sgc" (one
+            momentum for all ranks; the same), "delayed" (applied one step late), "none".
         controller: an object that decides the density; replaces `density` and `warmup_steps`.
         warmup_steps: exchanges over which the density falls to `density` in five stages; 0 for none.
         bucket_bytes: gradients travel in buckets of about this size; a bucket starts as soon as it is complete. None:
@@ -172,6 +173,11 @@ def adaptive_config(
             )
     # The parts first: the controller predicts the volume of the collective that they come to.
     parts = sparse_config(**settings)
+    if isinstance(parts.memory, Delayed):
+        raise ValueError(
+            "`memory` must not be 'delayed' here: what is hidden behind the next step cannot be measured. Choose "
+            "Compression.sparse(memory='delayed')."
+        )
     if not isinstance(parts.chosen, SparseSum):
         raise ValueError(
             f"`scheme` must be 'sparse' here, whose traffic can be predicted for every density: choose "
@@ -209,7 +215,7 @@ def _scheme(scheme: Any, sparsifier: Any, collective: Any, wire: Any, memory: Me
     selection: Sparsifier = registry.create("sparsifier", "threshold" if sparsifier is None else sparsifier)
     if collective is None:
         collective = "shared_allreduce" if selection.shared_indices else "owner_reduce"
-    return SparseSum(selection, _collective(collective, wire), selection.blind and isinstance(memory, NoMemory))
+    return SparseSum(selection, _collective(collective, wire), selection.blind and not memory.keys)
 
 
 def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Collective:
@@ -245,7 +251,7 @@ def check_wrapping(
     Args:
         config: what `compression` stands for.
         known_ops: Horovod's Average and Sum.
-        momentum: that of the optimizer.
+        momentum: that of the optimizer, or Adam's first one.
     """
     average, total = known_ops
     if not isinstance(config, Config):
@@ -261,7 +267,7 @@ def check_wrapping(
     own = getattr(config.memory, "momentum", None)
     if own and isinstance(momentum, (int, float)) and momentum:
         raise ValueError(
-            f"`memory` applies the momentum itself ({own}): give the optimizer momentum=0. "
+            f"`memory` applies the momentum itself ({own}): give the optimizer momentum=0 (SGD, not Adam). "
             f"Received: momentum={momentum!r}."
         )
     return bool(op == average)
@@ -275,4 +281,4 @@ def _words(part: Any) -> str:
 
 def _plain(value: Any) -> str:
     """The value, unless its repr may hold an address, which differs between ranks."""
-    return repr(value) if isinstance(value, (bool, int, float, str, tuple, type(None))) else type(value).__name__
+    return repr(value) if isinstance(value, (bool, int, float, str, tuple, type(None))) else _words(value)

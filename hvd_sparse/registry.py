@@ -12,6 +12,7 @@ METHODS: dict[str, dict[str, str]] = {
         "threshold": "hvd_sparse.sparsifiers.threshold:Threshold",
         "topk": "hvd_sparse.sparsifiers.topk:TopK",
         "leader": "hvd_sparse.sparsifiers.leader:Leader",
+        "importance": "hvd_sparse.sparsifiers.importance:Importance",
         "random_block": "hvd_sparse.sparsifiers.random_block:RandomBlock",
         "random_k": "hvd_sparse.sparsifiers.random_k:RandomK",
         "block_topk": "hvd_sparse.sparsifiers.block_topk:BlockTopK",
@@ -26,6 +27,8 @@ METHODS: dict[str, dict[str, str]] = {
     "memory": {
         "residual": "hvd_sparse.memories.residual:Residual",
         "momentum": "hvd_sparse.memories.momentum:Momentum",
+        "sgc": "hvd_sparse.memories.sgc:SGC",
+        "delayed": "hvd_sparse.memories.delayed:Delayed",
         "none": "hvd_sparse.memories.none:NoMemory",
     },
     "controller": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -58,6 +58,7 @@ class Reduced:
         finite: 0-d boolean, equal on all ranks: no rank contributed an infinity or NaN.
         left: what stays of the input at the indices of `used`, like its values: rounding errors. None: nothing.
         kept: (n,) all that stays with this rank, where it is not its input less `used`. None: it is.
+        given: (n,) what the optimizer gets in place of `total`. None: it gets that.
     """
 
     total: Array
@@ -65,6 +66,12 @@ class Reduced:
     finite: Any
     left: Array | None = None
     kept: Array | None = None
+    given: Array | None = None
+
+    @property
+    def applied(self) -> Array:
+        """(n,) what the optimizer gets."""
+        return self.total if self.given is None else self.given
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class World:
 
     `groups` maps further group names ("local", "cross") to (rank, size) inside them; "global" is (rank, size). Totals
     are handed out multiplied by `gain`: 1 / P makes them averages, and costs a pass over k entries, not over n.
+    `weights` gives (n,) the bucket's parameters as they are now, equal on all ranks, to a method that asks for them.
     """
 
     rank: int
@@ -80,6 +88,7 @@ class World:
     step: Any = 0
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)
     gain: float = 1.0
+    weights: Callable[[], Array] | None = None
 
     def place(self, group: str) -> tuple[int, int]:
         """(rank, size) inside the group."""

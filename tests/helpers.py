@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,7 @@ class Step:
     accumulated: list[np.ndarray]
     reduced: list[Reduced]
     totals: list[np.ndarray]
+    applied: list[np.ndarray]
     used: list[np.ndarray]
     kept: list[np.ndarray] | None
     rounds: list[Round]
@@ -187,6 +188,7 @@ class Ranks:
         self.number = 0
         slots = 2 if size in (4, 6) else 1  # other sizes are hosts of one rank
         self.groups = hosts(size // slots, slots)
+        self.weights = frozen(np.random.default_rng(1).normal(size=exchange.spec.size), np.float32)  # for who asks
 
     def step(self, grads: Sequence[np.ndarray], k: int) -> Step:
         """One exchange of one gradient per rank."""
@@ -198,7 +200,8 @@ class Ranks:
             for grad, state in zip(inputs, self.states)
         ]
         simulator = Simulator(self.size, ops=backend.ops, groups=self.groups)
-        worlds = [simulator.world(rank, self.number) for rank in range(self.size)]
+        weights = backend.array(self.weights)
+        worlds = [replace(simulator.world(rank, self.number), weights=lambda: weights) for rank in range(self.size)]
         results = simulator.run(
             [
                 self.exchange.step(backend.ops, world, grad, k, state)
@@ -216,6 +219,7 @@ class Ranks:
             accumulated,
             reduced,
             [np.array(backend.numpy(one.total)) for one in reduced],
+            [np.array(backend.numpy(one.applied)) for one in reduced],
             [self._used(one, x) for one, x in zip(reduced, accumulated)],
             None if key is None else [np.array(backend.numpy(state["memory"][key])) for state in self.states],
             simulator.rounds,

@@ -40,6 +40,7 @@ VARIANTS: dict[tuple[str, str], list[dict[str, Any]]] = {
     # The buckets are smaller than the usual block.
     ("sparsifier", "block_topk"): [{"block_size": 64}, {"block_size": 64, "mode": "blocks"}],
     ("sparsifier", "exclusive"): [{}, {"layout": "contiguous"}],
+    ("sparsifier", "importance"): [{}, {"num_roots": 2, "random_share": 0.25}],
     ("collective", "owner_reduce"): [{}, {"wire": "compact"}],
     ("collective", "allgather"): [{}, {"wire": "fp16"}],
     # Powers of two: integer gradients stay exact in float32.
@@ -48,6 +49,7 @@ VARIANTS: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"momentum": 0.5, "nesterov": True},
         {"momentum": 0.5, "masking": False},
     ],
+    ("memory", "sgc"): [{"momentum": 0.5}],
     ("scheme", "sparse"): [],  # it is every pair of a sparsifier and a collective
     # At this density the default would be dense.
     ("scheme", "sketch"): [{"num_rows": 3, "cells_per_entry": 2, "candidates": 2}],
@@ -148,6 +150,7 @@ def assert_sound(step: Step, method: str, k: int, tolerance: float = 1e-5) -> No
     tolerance = max(tolerance, tolerance_of(method))
     assert all(step.finite)
     assert_same_on_ranks(step.totals)
+    assert_same_on_ranks(step.applied, "what is applied")
     sparse = isinstance(scheme, SparseSum) and k < len(step.totals[0])
     if sparse or (scheme.selects and step.reduced[0].used is not None):  # others may have found dense to be smaller
         capacity = getattr(getattr(scheme, "sparsifier", None), "capacity", None)

@@ -83,7 +83,7 @@ class HorovodTorch:
         self._advance(name, None)
 
     def has(self, name: str) -> bool:
-        """Whether this program was started since the last `finish`."""
+        """Whether this program was started and its result is not fetched yet."""
         return name in self._running or name in self._results
 
     def abandon(self) -> None:
@@ -106,8 +106,23 @@ class HorovodTorch:
 
     def finish(self) -> dict[str, Any]:
         """Wait for all programs; their results by name."""
+        self._advance_while(lambda: bool(self._running))
+        results, self._results = self._results, {}
+        return results
+
+    def wait(self, name: str) -> Any:
+        """Wait for one program, while others advance; its result."""
+        self._advance_while(lambda: name in self._running)
+        return self._results.pop(name)
+
+    def run(self, name: str, program: Program[Any]) -> Any:
+        """The result of one program."""
+        self.start(name, program)
+        return self.wait(name)
+
+    def _advance_while(self, unfinished: Callable[[], bool]) -> None:
         since, warned = time.monotonic(), False
-        while self._running:
+        while unfinished():
             if self.poll():
                 since, warned = time.monotonic(), False
                 continue
@@ -118,13 +133,6 @@ class HorovodTorch:
                 _log.warning("%s", self._complaint(waited))
                 warned = True
             time.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS + waited / 4))
-        results, self._results = self._results, {}
-        return results
-
-    def run(self, name: str, program: Program[Any]) -> Any:
-        """The result of one program."""
-        self.start(name, program)
-        return self.finish()[name]
 
     def _advance(self, name: str, answer: Any) -> None:
         running = self._running[name]

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.buckets import plan_buckets, split_evenly
+from hvd_sparse.buckets import Layout, plan_buckets, split_evenly
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.exchange import bucket_exchange
 from hvd_sparse.meter import Meter
@@ -143,11 +144,11 @@ class Averager:
         share = 1.0 / self.driver.world(0).size if self.request.average else 1.0
         later, gain = (share, 1.0) if self.request.half else (1.0, share)  # not in 16 bits
         world = replace(self.driver.world(step), gain=gain)
+        variables = {self._names[id(variable)]: variable for variable in self._variables}
         for bucket in self.buckets:
-            members = [tf.reshape(tf.convert_to_tensor(grads[m.name]), [-1]) for m in bucket.layout.members]
-            flat = tf.concat([tf.cast(member, tf.float32) for member in members], 0)
+            seen = replace(world, weights=partial(_flat, bucket.layout, variables))
             k = num_kept(density, bucket.layout.spec.size)
-            self.driver.start(bucket.layout.spec.name, bucket.program(world, flat, k))
+            self.driver.start(bucket.layout.spec.name, bucket.program(seen, _flat(bucket.layout, grads), k))
         rows = [slot for slot in self._plan.slots if slot.name in self._plan.rows]
         for slot in rows:
             values = tf.cast(tf.reshape(grads[slot.name].values, [-1, slot.width]), tf.float32)
@@ -160,7 +161,7 @@ class Averager:
         for bucket in self.buckets:
             reduced = results[bucket.layout.spec.name]
             finite.append(reduced.finite)
-            parts = tf.split(tf.cast(reduced.total, tf.float32) * later, [m.size for m in bucket.layout.members])
+            parts = tf.split(tf.cast(reduced.applied, tf.float32) * later, [m.size for m in bucket.layout.members])
             averages.update((m.name, part) for m, part in zip(bucket.layout.members, parts))
         averages.update((slot.name, results[f"rows.{slot.name}"] * share) for slot in rows)
         averages = {s.name: tf.cast(tf.reshape(averages[s.name], s.shape), s.dtype) for s in self._plan.slots}
@@ -205,3 +206,9 @@ class Averager:
         norm = sum(bucket.norm_squared() for bucket in self.buckets) ** 0.5
         counters.reason = self.meter.plan.reason
         return {**counters.as_dict(num_bytes, norm), **self.meter.as_dict()}
+
+
+def _flat(layout: Layout, tensors: dict[str, Any]) -> Any:
+    """(n,) float32: the bucket's part of tensors or variables by name."""
+    members = [tf.reshape(tf.convert_to_tensor(tensors[member.name]), [-1]) for member in layout.members]
+    return tf.concat([tf.cast(member, tf.float32) for member in members], 0)

@@ -37,7 +37,7 @@ def wrap_optimizer(
     request, refusal, file = WrapRequest(), None, None
     try:
         optimizer = _checked_optimizer(optimizer, passes)
-        momentum = getattr(optimizer, "momentum", 0.0)
+        momentum = getattr(optimizer, "momentum", 0.0) or getattr(optimizer, "beta_1", 0.0)
         request = check_request(compression, sparse_as_dense, op, predivide, groups, passes, average_passes, momentum)
         if not hasattr(optimizer, "wrap_request"):
             file = open_for_rank("metrics_log", metrics_log, process_set.rank())

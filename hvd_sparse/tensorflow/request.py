@@ -55,6 +55,11 @@ def check_request(
         config = adaptive_config() if compression is None else compression
     if getattr(getattr(config, "controller", None), "gain_floor", None) is not None:
         raise ValueError("`gain_floor` is for PyTorch: a graph does not tell the gain. Leave it out here.")
+    if is_elastic() and hasattr(getattr(config, "memory", None), "shared_keys"):
+        raise ValueError(
+            f"`memory` must be 'residual', 'momentum' or 'none' in an elastic job: a new rank would lack what the "
+            f"others share. Received: {type(config.memory).__name__}."
+        )
     average = check_wrapping(config, compression, op, (hvd.Average, hvd.Sum), predivide, passes, momentum)
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
         raise ValueError(f"`groups` must be an int here: a number of buckets. Received: groups={groups!r}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,16 +71,15 @@ class Bucket:
         for member in self._absent:
             for flat in (x, *self.reached.values()):
                 _part(flat, member).zero_()
-        reduced, scheme = yield from self.exchange.scheme.reduce(
-            self.ops, world, self.exchange.spec, x, k, self.state["scheme"]
-        )
+        world = replace(world, weights=self._weights)
+        reduced, scheme = yield from self.exchange.reduce(self.ops, world, x, k, self.state["scheme"])
         self._outcome = (reduced, {"memory": self.reached, "scheme": scheme})
         return reduced
 
     def averages(self, reduced: Reduced) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """The total as one tensor per parameter: views of one flat buffer in the parameters' dtype."""
+        """What to apply as one tensor per parameter: views of one flat buffer in the parameters' dtype."""
         self.reset()
-        flat = reduced.total.to(self.parameters[0].dtype)
+        flat = reduced.applied.to(self.parameters[0].dtype)
         return {p: _part(flat, m).view(p.shape) for p, m in zip(self.parameters, self.layout.members)}
 
     def reset(self) -> None:
@@ -104,6 +104,14 @@ class Bucket:
     def discard(self) -> None:
         """The last exchange's result is thrown away: the memory stays as it was before."""
         self._outcome = None
+
+    def residuals(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """What each parameter's memory has not sent yet, as views; of compressed buckets."""
+        key = self.exchange.memory.accumulator
+        if key is None or self.layout.dense:
+            return {}
+        flat = self.state["memory"][key]
+        return {p: _part(flat, m).view(p.shape) for p, m in zip(self.parameters, self.layout.members)}
 
     def norm_squared(self) -> float:
         """Sum of squares of what has not been sent yet."""
@@ -143,6 +151,9 @@ class Bucket:
 
     def _signature(self) -> str:
         return f"{self.layout.spec.name}:{self.layout.spec.size}"
+
+    def _weights(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().reshape(-1).float() for parameter in self.parameters])
 
     def _accumulator(self) -> torch.Tensor:
         if self._own_x is not None:

@@ -155,7 +155,8 @@ def test_what_is_not_finite_never_enters_the_state(method, size, quick_backend):
     for kind in ("nan", "inf", "-inf", "all infinite", "half infinite", "all nan", "opposite infinities"):
         step = ranks.step(poisoned(kind, size), KEPT)
         assert step.finite == [False] * size, kind
-        assert all(not np.isfinite(total).all() for total in step.totals), f"{kind}: every rank must see it in the sum"
+        for seen in (*step.totals, *step.applied):
+            assert not np.isfinite(seen).all(), f"{kind}: every rank must see it"
         for rank, state in enumerate(ranks.states):
             assert_states_equal(ranks.numpy_state(state), before[rank], f"{kind}, state of rank {rank}")
     assert_sound(ranks.step(integers(1, size), KEPT), method, KEPT, tolerance=0)
@@ -190,6 +191,7 @@ def test_back_ends_agree_with_the_oracle(method, other):
         if all(step.finite):
             assert_sound(step, method, KEPT)
             assert_close(step.totals[0], expected.totals[0], tolerance)
+            assert_close(step.applied[0], expected.applied[0], tolerance)
             for rank in range(3):
                 assert_close(step.used[rank], expected.used[rank], tolerance)
                 assert step.num_used(rank) == expected.num_used(rank)

@@ -5,6 +5,7 @@ Eagerly, TensorFlow takes part in the tests of all back ends. What those hold tr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class TracedRanks:
     def __init__(self, ranks: Ranks) -> None:
         self.exchange, self.size, self.groups = ranks.exchange, ranks.size, ranks.groups
         self.states = [_tensors(self.exchange.init(OPS)) for _ in range(self.size)]
+        variable = tf.Variable(ranks.weights)
+        self._weights = variable.value
         self.number = self.num_traces = 0
         self.rounds: list[Round] = []
         self._compiled = tf.function(self._step, autograph=False)
@@ -36,17 +39,15 @@ class TracedRanks:
     def _step(self, grads: list[Any], states: list[Any], number: Any) -> list[tuple[Any, ...]]:
         self.num_traces += 1
         simulator = Simulator(self.size, ops=OPS, groups=self.groups)
+        worlds = [replace(simulator.world(rank, number), weights=self._weights) for rank in range(self.size)]
         results = simulator.run(
-            [
-                self.exchange.step(OPS, simulator.world(rank, number), grad, KEPT, state)
-                for rank, (grad, state) in enumerate(zip(grads, states))
-            ]
+            [self.exchange.step(OPS, world, grad, KEPT, state) for world, grad, state in zip(worlds, grads, states)]
         )
         self.rounds = simulator.rounds
-        return [(reduced.total, reduced.finite, state) for reduced, state in results]
+        return [(reduced.applied, reduced.finite, state) for reduced, state in results]
 
     def step(self, grads: list[np.ndarray]) -> list[tuple[np.ndarray, bool]]:
-        """Total and finiteness by rank."""
+        """What is applied, and finiteness, by rank."""
         results = self._compiled([tf.constant(grad) for grad in grads], self.states, tf.constant(self.number, tf.int64))
         self.states = [state for *_, state in results]
         self.number += 1
@@ -84,7 +85,7 @@ def test_a_traced_step_does_what_the_oracle_does(method: str) -> None:
         for rank, (total, finite) in enumerate(traced.step(grads)):
             assert finite == expected.finite[rank] == (number not in (1, 2, 3, 4))
             if finite:
-                assert_close(total, expected.totals[rank], tolerance)
+                assert_close(total, expected.applied[rank], tolerance)
             else:
                 assert not np.isfinite(total).all()
             state = tf.nest.map_structure(lambda tensor: tensor.numpy(), traced.states[rank])
