@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from hvd_sparse import registry
@@ -15,6 +16,7 @@ from hvd_sparse.controllers.warmup import Warmup
 from hvd_sparse.memories import Memory
 from hvd_sparse.memories.none import NoMemory
 from hvd_sparse.planner.choice import LADDER
+from hvd_sparse.schemes import Scheme
 from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.types import check_count, check_positive
@@ -25,16 +27,19 @@ from hvd_sparse.wire import WireFormat, wire_format
 class Config:
     """How gradients are exchanged. Made by `Compression.sparse`, which documents the fields."""
 
-    sparsifier: Sparsifier
-    collective: Collective
+    sparsifier: None | Sparsifier  # None, like the collective, if the scheme has no such part
+    collective: None | Collective
     memory: Memory
     controller: Controller
     bucket_bytes: int  # 0: the front chooses
     min_size: int
     timeout_seconds: float
+    alone: None | Scheme = None  # the scheme, if it has no such parts
 
-    def scheme(self) -> SparseSum:
+    def scheme(self) -> Scheme:
         """The scheme of a bucket that is compressed."""
+        if self.alone is not None:
+            return self.alone
         rescale = self.sparsifier.blind and isinstance(self.memory, NoMemory)
         return SparseSum(self.sparsifier, self.collective, rescale)
 
@@ -44,22 +49,24 @@ class Config:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Groups of ranks that the collective names beside "global"."""
-        return tuple(getattr(self.collective, "groups", ()))
+        """Groups of ranks that the scheme names beside "global"."""
+        return tuple(getattr(self.scheme(), "groups", ()))
 
     def describe(self) -> dict[str, str]:
         """Every setting in words: for the log, and to compare ranks."""
-        parts = {name: _words(getattr(self, name)) for name in ("sparsifier", "collective", "memory", "controller")}
+        parts = {name: getattr(self, name) for name in ("sparsifier", "collective", "memory", "controller")}
+        words = {name: _words(part) for name, part in {"scheme": self.alone, **parts}.items() if part is not None}
         sizes = {name: str(getattr(self, name)) for name in ("bucket_bytes", "min_size", "timeout_seconds")}
-        return {**parts, **sizes}
+        return {**words, **sizes}
 
 
 def sparse_config(
     density: float = 0.01,
     *,
-    sparsifier: str | Sparsifier = "threshold",
+    sparsifier: None | str | Sparsifier = None,
     collective: None | str | Collective = None,
     wire: None | str | WireFormat = None,
+    scheme: str | Scheme = "sparse",
     memory: str | Memory = "residual",
     controller: None | Controller = None,
     warmup_steps: int = 0,
@@ -71,12 +78,14 @@ def sparse_config(
 
     Args:
         density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
-        sparsifier: which entries: "threshold", "topk", "leader", "random_block", or an object of your own.
-        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical", or an
-            object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
+        sparsifier: which entries: "threshold" (None), "topk", "leader", "random_block", or an object of your own.
+        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical",
+            "gtopk", or an object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
             "owner_reduce" otherwise.
         wire: how entries are written: "fp32" (8 bytes each, the default), "fp16" (6), "compact" (4). Rounding errors
             stay in the memory.
+        scheme: the whole of it: "sparse", which consists of the above, or one that has no such parts: "ok_topk",
+            "dense", or an object.
         memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "none".
         controller: an object that decides the density; replaces `density` and `warmup_steps`.
         warmup_steps: exchanges over which the density falls to `density` in five stages; 0 for none.
@@ -101,14 +110,10 @@ def sparse_config(
         )
     if isinstance(controller, str):
         raise TypeError(f"`controller` must be an object, Warmup(0.01, 1000) say. Received: controller={controller!r}.")
-    selection: Sparsifier = registry.create("sparsifier", sparsifier)
-    if collective is None:
-        collective = "shared_allreduce" if selection.shared_indices else "owner_reduce"
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
         raise ValueError(f"`min_size` must be a number of elements, 0 or more. Received: min_size={min_size!r}.")
     config = Config(
-        sparsifier=selection,
-        collective=_collective(collective, wire),
+        **_scheme_parts(scheme, sparsifier, collective, wire),
         memory=registry.create("memory", memory),
         controller=registry.create("controller", controller),
         bucket_bytes=0 if bucket_bytes is None else check_count(bucket_bytes, "bucket_bytes"),
@@ -143,7 +148,7 @@ def adaptive_config(
         hysteresis: relative difference in time that a change must make.
         margin: dense stays if compression would not make the exchange faster by this fraction.
         gain_floor: least share of the gradient's energy that is sent, 0.7 say. PyTorch only.
-        settings: all others of `sparse_config`, except `density`, `controller` and `warmup_steps`.
+        settings: all others of `sparse_config`, except `density`, `controller`, `warmup_steps` and `scheme`.
 
     Raises:
         ValueError, TypeError: an argument is out of range, or parts do not work together.
@@ -160,6 +165,11 @@ def adaptive_config(
             )
     # The parts first: the controller predicts the volume of the collective that they come to.
     parts = sparse_config(**settings)
+    if parts.alone is not None:
+        raise ValueError(
+            f"`scheme` must be 'sparse' here, whose traffic can be predicted for every density: choose "
+            f"Compression.sparse(scheme=...). Received: scheme={settings['scheme']!r}."
+        )
     controller = Bandwidth(
         budget_seconds, exposed_fraction, ladder, period, hysteresis, margin, gain_floor,
         registry.name_of("collective", parts.collective) or "owner_reduce", _entry_bytes(parts),
@@ -169,12 +179,30 @@ def adaptive_config(
 
 def _entry_bytes(parts: Config) -> float:
     """What an entry takes on the wire, as the planner counts."""
-    if parts.sparsifier.blind:
+    sparsifier: Any = parts.sparsifier
+    if sparsifier.blind:
         return 4  # everybody knows the index
-    if parts.sparsifier.shared_indices:
-        return 12 if getattr(parts.sparsifier, "index_carrier", "") == "allreduce" else 8
+    if sparsifier.shared_indices:
+        return 12 if getattr(sparsifier, "index_carrier", "") == "allreduce" else 8
     collective = getattr(parts.collective, "across", parts.collective)
     return float(getattr(getattr(collective, "wire", None), "entry_bytes", 8))
+
+
+def _scheme_parts(scheme: Any, sparsifier: Any, collective: Any, wire: Any) -> dict[str, Any]:
+    """The sparsifier and the collective of `Config`, or the scheme that stands alone."""
+    if scheme != "sparse":
+        given = {"sparsifier": sparsifier, "collective": collective, "wire": wire}
+        extra = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        if extra:
+            raise ValueError(
+                f"`scheme` replaces `sparsifier`, `collective` and `wire`: give it alone. "
+                f"Received: scheme={scheme!r}, {', '.join(extra)}."
+            )
+        return {"sparsifier": None, "collective": None, "alone": registry.create("scheme", scheme)}
+    selection: Sparsifier = registry.create("sparsifier", "threshold" if sparsifier is None else sparsifier)
+    if collective is None:
+        collective = "shared_allreduce" if selection.shared_indices else "owner_reduce"
+    return {"sparsifier": selection, "collective": _collective(collective, wire)}
 
 
 def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Collective:
@@ -185,12 +213,12 @@ def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Coll
             f"`wire` belongs to the collective: {type(choice).__name__}(wire=...). Received: wire={wire!r}."
         )
     chosen = wire_format(wire)
-    if not registry.method_class("collective", choice).needs_shared_indices:  # type: ignore[attr-defined]
+    if "wire" in signature(registry.method_class("collective", choice)).parameters:
         return registry.create("collective", choice, wire=chosen)
     if not chosen.exact:
         raise ValueError(
-            f"`wire` is for collectives that send indices: sums on the way would round, and nobody could keep what "
-            f"they lose. Received: wire={wire!r} with collective={choice!r}."
+            f"`wire` is for collectives that send indices and add nothing on the way: sums would round, and nobody "
+            f"could keep what they lose. Received: wire={wire!r} with collective={choice!r}."
         )
     return registry.create("collective", choice)
 

@@ -36,7 +36,7 @@ class Exchange:
     def init(self, ops: Ops, like: Array | None = None) -> State:
         """State before the first step, on the device of `like`."""
         memory = {key: ops.zeros(self.spec.size, like) for key in self.memory.keys}
-        return {"memory": memory, "scheme": self.scheme.init(ops, self.spec)}
+        return {"memory": memory, "scheme": self.scheme.init(ops, self.spec, like)}
 
     def step(self, ops: Ops, world: World, grad: Array, k: int, state: State) -> Program[tuple[Reduced, State]]:
         """A whole step: compensate, reduce, and commit unless some rank's numbers were not finite."""

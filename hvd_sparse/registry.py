@@ -19,6 +19,7 @@ METHODS: dict[str, dict[str, str]] = {
         "allgather": "hvd_sparse.collectives.allgather:AllGatherSum",
         "hierarchical": "hvd_sparse.collectives.hierarchical:Hierarchical",
         "shared_allreduce": "hvd_sparse.collectives.shared_allreduce:SharedAllReduce",
+        "gtopk": "hvd_sparse.collectives.gtopk:GTopk",
     },
     "memory": {
         "residual": "hvd_sparse.memories.residual:Residual",
@@ -33,6 +34,7 @@ METHODS: dict[str, dict[str, str]] = {
     "scheme": {
         "sparse": "hvd_sparse.schemes.sparse:SparseSum",
         "dense": "hvd_sparse.schemes.dense:Dense",
+        "ok_topk": "hvd_sparse.schemes.ok_topk:OkTopk",
     },
 }
 

@@ -225,6 +225,9 @@ class TorchOps:
     def as_int32(self, indices: Array) -> Array:
         return indices.int()
 
+    def as_int64(self, indices: Array) -> Array:
+        return indices.long()
+
     def all_finite(self, x: Array) -> Any:
         return torch.isfinite(x.sum())
 

@@ -9,10 +9,17 @@ from hvd_sparse.types import Array, Program, Reduced, Spec, State, World
 
 
 class Scheme(Protocol):
-    """Turns every rank's accumulator into a sum that is bit-equal on all ranks."""
+    """Turns every rank's accumulator into a sum that is bit-equal on all ranks.
 
-    def init(self, ops: Ops, spec: Spec) -> State:
-        """State before the first step."""
+    One that differs from the others says so, by attributes that tests read:
+        conserves: False if what ranks keep and the total do not add up to their accumulators.
+        keeps_cancelled: True if entries whose sum is 0 stay with their ranks.
+        periodic_tags: rounds that only some steps have.
+        varying_words: True if traffic follows the data, though shapes do not.
+    """
+
+    def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
+        """State before the first step, on the device of `like`: numbers, and arrays whatever the number of ranks."""
 
     def reduce(
         self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State

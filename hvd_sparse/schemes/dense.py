@@ -25,7 +25,7 @@ class Dense:
         array([2., 1.], dtype=float32)
     """
 
-    def init(self, ops: Ops, spec: Spec) -> State:
+    def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
         return {}
 
     def reduce(

@@ -58,7 +58,11 @@ class SparseSum:
         self.collective = collective
         self.rescale = rescale
 
-    def init(self, ops: Ops, spec: Spec) -> State:
+    @property
+    def conserves(self) -> bool:
+        return bool(getattr(self.collective, "conserves", True))
+
+    def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
         return self.sparsifier.init(ops, spec)
 
     def reduce(

@@ -57,12 +57,15 @@ class Bucket:
         return float(self.ops.norm_squared(self.memory[key].value())) if key else 0.0
 
     def save(self) -> dict[str, dict[str, Any]]:
-        """{"memory": {parameter: {key: array}}, "scheme": {bucket: numbers}}."""
+        """{"memory": {parameter: {key: array}}, "scheme": {bucket: numbers and lists}}."""
         flat = {key: variable.numpy() for key, variable in self.memory.items()}
         memory = {
             m.name: {key: array[m.start : m.start + m.size] for key, array in flat.items()} for m in self.layout.members
         }
-        return {"memory": memory, "scheme": {self._signature(): {k: v.numpy().item() for k, v in self.scheme.items()}}}
+        return {
+            "memory": memory,
+            "scheme": {self._signature(): {k: v.numpy().tolist() for k, v in self.scheme.items()}},
+        }
 
     def load(self, memory: dict[str, dict[str, Any]], scheme: dict[str, Any]) -> None:
         """Take over what was saved for these parameters."""

@@ -44,7 +44,8 @@ def configurations(every_pair: bool = True) -> dict[str, Config]:
         for collective in registry.METHODS["collective"]:
             summation = registry.create("collective", collective)
             usual_pair = collective == usual or (sparsifier == "threshold" and collective != "hierarchical")
-            if not is_legal(selection, summation) or not (usual_pair or every_pair):
+            cached = getattr(summation, "keeps_cache", True)
+            if not cached or not is_legal(selection, summation) or not (usual_pair or every_pair):
                 continue
             variants: list[dict[str, Any]] = [{}]
             # On one host `hierarchical` is dense; tests/netlab has it on several.

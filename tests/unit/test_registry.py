@@ -23,7 +23,10 @@ BARS = {
     "hierarchical": lambda n, k, size: 4 * (k // size) * (size - 1),  # here every host has one rank
     "allgather": lambda n, k, size: 2 * k * (size - 1),
     "shared_allreduce": lambda n, k, size: 2 * k * (size - 1) / size,
+    "gtopk": lambda n, k, size: 2 * k * (1 + (size - 1).bit_length()) * (size > 1),
     "dense": lambda n, k, size: 2 * n * (size - 1) / size,
+    # Half of it as room for what the data may make of 4k(P-1)/P, and the round of every 64th step.
+    "ok_topk": lambda n, k, size: (1.5 * 4 * k + 2 * (size - 1)) * (size - 1) / size,
 }
 
 
@@ -34,12 +37,14 @@ def test_words(name, size):
     methods = [
         method
         for method, (scheme, _) in METHODS.items()
-        if name in method.split("-") and (not isinstance(scheme, SparseSum) or _sends_nothing_to_choose(scheme))
+        if name in [part.partition("(")[0] for part in method.split("-")]
+        and (not isinstance(scheme, SparseSum) or _sends_nothing_to_choose(scheme))
     ]
     assert methods
     for method in methods:
         step = ranks_of(method, size, BACK_ENDS["numpy"]()).step(normal(0, size), KEPT)
-        assert total_words(step.rounds, size) == BARS[name](SIZE, KEPT, size), method
+        words, bar = total_words(step.rounds, size), BARS[name](SIZE, KEPT, size)
+        assert words <= bar if getattr(METHODS[method][0], "varying_words", False) else words == bar, method
 
 
 def _sends_nothing_to_choose(scheme: SparseSum) -> bool:
