@@ -26,6 +26,7 @@ from scenario import (
 from torch.utils.checkpoint import checkpoint
 
 import hvd_sparse.torch as hvd
+from hvd_sparse.collectives.gtopk import GTopk
 from hvd_sparse.memories.residual import Residual
 from hvd_sparse.sparsifiers.leader import Leader
 
@@ -344,11 +345,11 @@ def case_momentum_memory_equals_momentum_sgd_when_dense() -> None:
 def case_conservation_over_a_run() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 50, bias=False)
-    for sparsifier in ("threshold", "topk", "leader", "random_block"):
+    choices: list[dict[str, Any]] = [{"sparsifier": name} for name in ("threshold", "topk", "leader", "random_block")]
+    choices += [{"collective": GTopk(account_leak=True)}, {"sparsifier": None, "scheme": "ok_topk"}]
+    for choice in choices:
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0),
-            model.named_parameters(),
-            sparse(sparsifier=sparsifier, density=0.05),
+            torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), sparse(density=0.05, **choice)
         )
         sent, local = torch.zeros(50, 300), torch.zeros(50, 300)
         for step in range(8):

@@ -10,13 +10,14 @@ from hvd_sparse import registry
 from hvd_sparse.collectives.allgather import AllGatherSum
 from hvd_sparse.collectives.owner_reduce import OwnerReduce
 from hvd_sparse.collectives.shared_allreduce import SharedAllReduce
-from hvd_sparse.config import sparse_config
+from hvd_sparse.config import adaptive_config, sparse_config
 from hvd_sparse.controllers import Plan, Seen
 from hvd_sparse.controllers.fixed import Fixed
 from hvd_sparse.controllers.warmup import Warmup
 from hvd_sparse.memories.momentum import Momentum
 from hvd_sparse.memories.none import NoMemory
 from hvd_sparse.memories.residual import Residual
+from hvd_sparse.schemes.ok_topk import OkTopk
 from hvd_sparse.sparsifiers.random_block import RandomBlock
 from hvd_sparse.sparsifiers.threshold import Threshold
 from hvd_sparse.sparsifiers.topk import TopK
@@ -176,6 +177,57 @@ def test_quotas_would_drop_most_of_a_shared_selection(sparsifier, collective):
         sparse_config(sparsifier=sparsifier, collective=collective)
     assert "choose collective='shared_allreduce'" in str(info.value)
     assert "sparsifier=RandomBlock" in str(info.value)
+
+
+# Schemes that stand alone
+
+
+@pytest.mark.parametrize("name", [name for name in registry.METHODS["scheme"] if name != "sparse"])
+def test_every_scheme_is_accepted(name):
+    config = sparse_config(0.02, scheme=name)
+    assert type(config.scheme()) is registry.method_class("scheme", name)
+    assert config.scheme() is config.scheme(), "it may have a state"
+    assert (config.sparsifier, config.collective, config.groups) == (None, None, ())
+    assert config.describe() == {
+        **config.describe(),
+        "memory": "Residual(beta=1.0)",
+        "controller": "Fixed(density=0.02)",
+    }
+    assert config.describe()["scheme"].startswith(type(config.scheme()).__name__)
+    assert "sparsifier" not in config.describe()
+
+
+def test_a_scheme_of_your_own():
+    scheme = OkTopk(region_period=128)
+    config = sparse_config(scheme=scheme)
+    assert config.scheme() is scheme
+    assert config.describe() != sparse_config(scheme=OkTopk()).describe()
+    assert sparse_config(scheme="sparse").describe() == sparse_config().describe()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"sparsifier": "topk"}, {"sparsifier": "threshold"}, {"collective": "owner_reduce"}, {"wire": "fp32"}],
+    ids=short_repr,
+)
+def test_a_scheme_is_given_alone(more):
+    with pytest.raises(ValueError, match="`scheme` replaces `sparsifier`, `collective` and `wire`") as info:
+        sparse_config(scheme="ok_topk", **more)
+    (name, value), *_ = more.items()
+    assert f"Received: scheme='ok_topk', {name}={value!r}." in str(info.value)
+
+
+@pytest.mark.parametrize("scheme", ["ok-topk", 7, OkTopk, None], ids=short_repr)
+def test_what_is_no_scheme(scheme):
+    with pytest.raises((TypeError, ValueError), match="`scheme` must be one of 'sparse', 'dense'") as info:
+        sparse_config(scheme=scheme)
+    assert f"Received: scheme={scheme!r}" in str(info.value)
+
+
+def test_the_traffic_of_other_schemes_is_not_predicted():
+    with pytest.raises(ValueError, match=r"`scheme` must be 'sparse' here.*Received: scheme='ok_topk'"):
+        adaptive_config(scheme="ok_topk")
+    assert adaptive_config(scheme="sparse").describe() == adaptive_config().describe()
 
 
 # How entries are written

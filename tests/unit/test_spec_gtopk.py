@@ -127,15 +127,15 @@ def test_the_specification_word_for_word(n, k, size, quick_backend):
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_lost_is_accounted_for(size, quick_backend):
     """Nothing on two ranks; with the option nothing at all, and the sums that go on are the same."""
-    plain, accounting = (ranks_of(101, size, quick_backend, account) for account in (False, True))
-    common = integers(9, 1, 101, limit=50)[0]
-    grads = [frozen(common + own) for own in integers(0, size, 101, limit=50)]
-    step, other = plain.step(grads, 10), accounting.step(grads, 10)
+    plain, accounting = (ranks_of(1009, size, quick_backend, account) for account in (False, True))
+    common = integers(9, 1, limit=50)[0]
+    grads = [frozen(common + own) for own in integers(0, size, limit=50)]
+    step, other = plain.step(grads, 100), accounting.step(grads, 100)
     assert_bits_equal(step.totals[0], other.totals[0])
     assert np.any(lost(step)) == (size > 2)
     for number in range(1, 4):
         assert_conserved(other.accumulated, other.totals[0], other.kept, 0)
-        other = accounting.step(integers(number, size, 101, limit=50), 10)
+        other = accounting.step(integers(number, size, limit=50), 100)
 
 
 def test_more_ranks_lose_more():
