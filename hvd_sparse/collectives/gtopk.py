@@ -14,13 +14,13 @@ class GTopk:
     """Ranks merge their entries pairwise up a tree, k at a time; rank 0 tells everybody the k that survive.
 
     A baseline. What a merge drops is lost where its index survives through another branch: the rank that sent it takes
-    it for used. Of normal gradients that are half alike, a density of 0.01 loses 6 % of what it applies on 4 ranks, a
-    fifth on 8, a third on 16; nothing on 2.
+    it for used. With normal gradients that are half alike, at a density of 0.01, that is 6 % of what is applied on 4
+    ranks, a fifth on 8, a third on 16; nothing on 2.
 
     Traffic: 2k words in each of ceil(log2 P) + 1 dependent rounds, of which the last, a broadcast, is negotiated anew
     in every step.
-    Choose it to compare with. Avoid it otherwise: `owner_reduce` needs two rounds, sends less from four ranks on, and
-    loses nothing; `ok_topk` applies the k largest sums.
+    Choose it to compare with. Avoid it otherwise: `owner_reduce` sends less in two rounds and loses nothing, and the
+    scheme `ok_topk` applies the k largest sums, too.
 
     Args:
         account_leak: what a merge drops stays with the rank that merged, so that nothing is lost.

@@ -146,7 +146,6 @@ def test_more_ranks_lose_more():
         x = [frozen(common + rng.normal(size=20_000), np.float32) for _ in range(size)]
         step = ranks_of(20_000, size).step(x, 200)
         shares.append(float(np.abs(lost(step)).sum() / np.abs(step.totals[0]).sum()))
-    print(shares)
     assert shares[0] < 1e-6 < shares[1] < shares[2] < shares[3]
     assert shares == pytest.approx([0, 0.06, 0.2, 0.35], abs=0.05)
 

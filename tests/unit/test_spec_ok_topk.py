@@ -322,14 +322,14 @@ def test_zeros_are_not_sent(quick_backend):
 # The reference run
 
 
-@pytest.mark.parametrize(("n", "num_steps"), [(1000, 80), (1003, 80), (20_000, 50)])
+@pytest.mark.parametrize("n", [1000, 1003, 20_000])
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_the_reference_run(size, n, num_steps):
+def test_the_reference_run(size, n):
     k, scheme = n // 50, OkTopk()
     room, unit = math.ceil(1.5 * k / size), k * (size - 1) / size
     kept, before = [np.zeros(n, np.float32)] * size, None
     words, filled, selected, applied = [], [], [], []
-    for number, grads in enumerate(moving(size, n, num_steps)):
+    for number, grads in enumerate(moving(size, n, 80)):
         x = [grad + residual for grad, residual in zip(grads, kept)]
         results, simulator, seen = exchange(scheme, x, k, number, before)
         reduced, before = [one for one, _ in results], [state for _, state in results]
@@ -349,7 +349,8 @@ def test_the_reference_run(size, n, num_steps):
     # With 20 entries on 8 ranks an owner has two or three, and room for four.
     assert np.mean(words) <= (7 if k / size >= 4 else 7.4)
     assert max(words) <= 9
-    assert 0.73 <= min(selected[1:]) <= max(selected) <= 1.4
+    least, most = (0.73, 1.4) if k > 20 else (0.55, 1.45)  # one entry of 20 is much
+    assert least <= min(selected) <= max(selected) <= most
     assert 0.5 <= min(applied) <= max(applied) <= 1.6
 
 
