@@ -40,8 +40,9 @@ class Config:
         """The scheme of a bucket that is compressed."""
         if self.alone is not None:
             return self.alone
-        rescale = self.sparsifier.blind and isinstance(self.memory, NoMemory)
-        return SparseSum(self.sparsifier, self.collective, rescale)
+        sparsifier: Any = self.sparsifier
+        collective: Any = self.collective
+        return SparseSum(sparsifier, collective, sparsifier.blind and isinstance(self.memory, NoMemory))
 
     def with_buckets(self, usual_bytes: int) -> Config:
         """The same with buckets of the size that suits a front, unless the user has chosen one."""

@@ -147,8 +147,7 @@ class OkTopk:
             found, limit = ops.as_int32(ops.above(x, threshold)), threshold
             values = ops.gather(x, found)
             for _ in range(self.tighten_rounds):
-                crowded = ops.length(ops.above(values, limit)) > 4 * k // 3
-                limit = ops.cond(crowded, lambda now=limit: now * _TIGHTENING, lambda now=limit: now)
+                limit = _tightened(ops, values, limit, k)
             return ops.gather(found, ops.above(values, limit)), limit
 
         found, limit = ops.cond(exact, exactly, again)
@@ -165,6 +164,11 @@ class OkTopk:
             cuts = ops.cond(due, lambda: agreed, lambda: before)
         edges = ops.concat([ops.integers([0], cuts), cuts, ops.integers([n], cuts)])
         return edges, {"num_ranks": num_ranks, "cuts": ops.pad(cuts, _MOST_RANKS - 1, 0)}
+
+
+def _tightened(ops: Ops, values: Array, threshold: Any, k: int) -> Any:
+    crowded = ops.length(ops.above(values, threshold)) > 4 * k // 3
+    return ops.cond(crowded, lambda: threshold * _TIGHTENING, lambda: threshold)
 
 
 def _cuts(ops: Ops, chosen: Array, n: int, num_ranks: int) -> Array:

@@ -122,7 +122,8 @@ class Bucket:
         for member, parameter in zip(self.layout.members, self.parameters):
             parts = {key: _part(flat, member).view(parameter.shape) for key, flat in self.state["memory"].items()}
             memory[member.name] = {key: part.detach().cpu().clone() for key, part in parts.items()}
-        return {"memory": memory, "scheme": {self._signature(): dict(self.state["scheme"])}}
+        scheme = {k: v.detach().cpu().clone() if torch.is_tensor(v) else v for k, v in self.state["scheme"].items()}
+        return {"memory": memory, "scheme": {self._signature(): scheme}}
 
     def load(self, memory: dict[str, dict[str, torch.Tensor]], scheme: dict[str, Any]) -> list[str]:
         """Take over what was saved for these parameters; the names of those without a usable entry."""
@@ -134,7 +135,10 @@ class Bucket:
                 continue
             for key, flat in self.state["memory"].items():
                 _part(flat, member).copy_(saved[key].reshape(-1))
-        self.state["scheme"].update(scheme.get(self._signature(), {}))
+        for key, value in scheme.get(self._signature(), {}).items():
+            if key in self.state["scheme"]:  # it may be another scheme's
+                on_device = value.to(self.parameters[0].device) if torch.is_tensor(value) else value
+                self.state["scheme"][key] = on_device
         return missing
 
     def _signature(self) -> str:
