@@ -145,7 +145,7 @@ class Simulator:
 
     def _all_to_all(self, requests: list[AllToAll]) -> tuple[list[Any], list[float]]:
         ranks = range(len(requests))
-        splits = [[_known(request.splits[r]) for r in range(len(request.splits))] for request in requests]
+        splits = [_known(request.splits) for request in requests]
         traced = not all(isinstance(count, int) for counts in splits for count in counts)
         for request, counts in zip(requests, splits):
             if len(counts) != len(ranks) or not (traced or sum(counts) <= int(request.tensor.shape[0])):
@@ -176,12 +176,13 @@ def run(program: Program[T]) -> T:
     return Simulator(1).run([program])[0]
 
 
-def _known(count: Any) -> Any:
-    """As an int, unless only the graph that is being traced knows it."""
+def _known(splits: Any) -> list[Any]:
+    """The counts as ints, unless only the graph that is being traced knows them."""
+    size = len(splits) if isinstance(splits, tuple) else int(splits.shape[0])
     try:
-        return int(count)
+        return [int(splits[rank]) for rank in range(size)]
     except TypeError:
-        return count
+        return [splits[rank] for rank in range(size)]
 
 
 def _describe(request: Request) -> str:

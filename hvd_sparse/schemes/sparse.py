@@ -57,6 +57,7 @@ class SparseSum:
         self.sparsifier = sparsifier
         self.collective = collective
         self.rescale = rescale
+        self.groups = tuple(getattr(collective, "groups", ()))
 
     @property
     def conserves(self) -> bool:

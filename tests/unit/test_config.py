@@ -205,6 +205,11 @@ def test_a_scheme_of_your_own():
     assert sparse_config(scheme="sparse").describe() == sparse_config().describe()
 
 
+def test_groups_of_ranks_are_those_of_the_collective():
+    assert sparse_config(collective="hierarchical").groups == ("local", "cross")
+    assert sparse_config().groups == ()
+
+
 @pytest.mark.parametrize(
     "more",
     [{"sparsifier": "topk"}, {"sparsifier": "threshold"}, {"collective": "owner_reduce"}, {"wire": "fp32"}],
