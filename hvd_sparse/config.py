@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from hvd_sparse import registry
@@ -32,6 +33,7 @@ class Config:
     bucket_bytes: int  # 0: the front chooses
     min_size: int
     timeout_seconds: float
+    alone: None | Scheme = None  # the scheme, if it has no such parts
 
     def scheme(self) -> Scheme:
         """The scheme of a bucket that is compressed."""
@@ -86,14 +88,14 @@ def sparse_config(
         density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
         sparsifier: which entries: "threshold" (None), "topk", "leader", "importance", "random_block", "random_k",
             "block_topk", "exclusive", or an object of your own.
-        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical", or an
-            object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
+        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical",
+            "gtopk", or an object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
             "owner_reduce" otherwise.
         wire: how entries are written: "fp32" (8 bytes each, the default), "fp16" (6), "compact" (4). Rounding errors
             stay in the memory.
         scheme: the whole of it: "sparse", which consists of the above, or one that has no such parts: "low_rank", whose
-            setting is its rank, not the density (`LowRank(rank=2)` of hvd_sparse.schemes.low_rank), "sketch", "dense",
-            or an object.
+            setting is its rank, not the density (`LowRank(rank=2)` of hvd_sparse.schemes.low_rank), "ok_topk",
+            "sketch", "dense", or an object.
         memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "sgc" (one
             momentum for all ranks; the same), "delayed" (applied one step late), "none".
         controller: an object that decides the density; replaces `density` and `warmup_steps`.
@@ -192,7 +194,8 @@ def adaptive_config(
 
 def _entry_bytes(parts: Config) -> float:
     """What an entry takes on the wire, as the planner counts."""
-    if parts.sparsifier.blind:
+    sparsifier: Any = parts.sparsifier
+    if sparsifier.blind:
         return 4  # everybody knows the index
     if parts.sparsifier.shared_indices:
         return float(getattr(parts.sparsifier, "entry_bytes", 8))
@@ -226,12 +229,12 @@ def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Coll
             f"`wire` belongs to the collective: {type(choice).__name__}(wire=...). Received: wire={wire!r}."
         )
     chosen = wire_format(wire)
-    if not registry.method_class("collective", choice).needs_shared_indices:  # type: ignore[attr-defined]
+    if "wire" in signature(registry.method_class("collective", choice)).parameters:
         return registry.create("collective", choice, wire=chosen)
     if not chosen.exact:
         raise ValueError(
-            f"`wire` is for collectives that send indices: sums on the way would round, and nobody could keep what "
-            f"they lose. Received: wire={wire!r} with collective={choice!r}."
+            f"`wire` is for collectives that send indices and add nothing on the way: sums would round, and nobody "
+            f"could keep what they lose. Received: wire={wire!r} with collective={choice!r}."
         )
     return registry.create("collective", choice)
 

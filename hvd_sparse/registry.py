@@ -23,6 +23,7 @@ METHODS: dict[str, dict[str, str]] = {
         "allgather": "hvd_sparse.collectives.allgather:AllGatherSum",
         "hierarchical": "hvd_sparse.collectives.hierarchical:Hierarchical",
         "shared_allreduce": "hvd_sparse.collectives.shared_allreduce:SharedAllReduce",
+        "gtopk": "hvd_sparse.collectives.gtopk:GTopk",
     },
     "memory": {
         "residual": "hvd_sparse.memories.residual:Residual",
@@ -41,6 +42,7 @@ METHODS: dict[str, dict[str, str]] = {
         "dense": "hvd_sparse.schemes.dense:Dense",
         "low_rank": "hvd_sparse.schemes.low_rank:LowRank",
         "sketch": "hvd_sparse.schemes.sketch:Sketch",
+        "ok_topk": "hvd_sparse.schemes.ok_topk:OkTopk",
     },
 }
 

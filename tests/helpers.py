@@ -153,6 +153,18 @@ def asks(*requests: Any) -> Any:
     return answers
 
 
+def watched(program: Any, seen: list[Any]) -> Any:
+    """The same program, whose requests are kept."""
+    answer = None
+    while True:
+        try:
+            request = program.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        seen.append(request)
+        answer = yield request
+
+
 @dataclass(frozen=True)
 class Step:
     """What one exchange did, as NumPy arrays by rank. `kept` is None if the memory has no accumulator."""

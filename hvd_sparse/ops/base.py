@@ -147,6 +147,9 @@ class Ops(Protocol):
     def as_int32(self, indices: Array) -> Array:
         """Indices as int32: for the wire."""
 
+    def as_int64(self, indices: Array) -> Array:
+        """Indices as int64: for sums of them."""
+
     def all_finite(self, x: Array) -> Any:
         """0-d boolean. A vector whose float32 sum overflows counts as not finite: one pass is the price of a look."""
 

@@ -147,6 +147,9 @@ class NumpyOps:
     def as_int32(self, indices: Array) -> Array:
         return indices.astype(np.int32)
 
+    def as_int64(self, indices: Array) -> Array:
+        return indices.astype(np.int64)
+
     def all_finite(self, x: Array) -> Any:
         return np.isfinite(x.sum())
 

@@ -178,6 +178,9 @@ class TensorFlowOps:
     def as_int32(self, indices: Array) -> Array:
         return tf.cast(indices, tf.int32)
 
+    def as_int64(self, indices: Array) -> Array:
+        return tf.cast(indices, tf.int64)
+
     def all_finite(self, x: Array) -> Any:
         return tf.math.is_finite(tf.reduce_sum(x))
 

@@ -62,6 +62,10 @@ class SparseSum:
         self.rescale = rescale
         self.groups = tuple(getattr(collective, "groups", ()))
 
+    @property
+    def conserves(self) -> bool:
+        return bool(getattr(self.collective, "conserves", True))
+
     def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
         return self.sparsifier.init(ops, spec)
 

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hvd_sparse.torch as hvd
 from hvd_sparse import registry
+from hvd_sparse.collectives.gtopk import GTopk
 from hvd_sparse.memories.residual import Residual
 from hvd_sparse.schemes.low_rank import LowRank
 from hvd_sparse.schemes.sketch import Sketch
@@ -349,11 +350,11 @@ def case_momentum_memory_equals_momentum_sgd_when_dense() -> None:
 def case_conservation_over_a_run() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 50, bias=False)
-    for sparsifier in registry.METHODS["sparsifier"]:
+    choices: list[dict[str, Any]] = [{"sparsifier": name} for name in registry.METHODS["sparsifier"]]
+    choices += [{"collective": GTopk(account_leak=True)}, {"sparsifier": None, "scheme": "ok_topk"}]
+    for choice in choices:
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0),
-            model.named_parameters(),
-            sparse(sparsifier=sparsifier, density=0.05),
+            torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), sparse(density=0.05, **choice)
         )
         sent, local = torch.zeros(50, 300), torch.zeros(50, 300)
         for step in range(8):

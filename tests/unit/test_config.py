@@ -263,6 +263,11 @@ def test_a_scheme_of_your_own():
     assert across.describe() == sparse_config(sparsifier="topk", collective="hierarchical").describe()
 
 
+def test_groups_of_ranks_are_those_of_the_collective():
+    assert sparse_config(collective="hierarchical").groups == ("local", "cross")
+    assert sparse_config().groups == ()
+
+
 def test_a_scheme_that_does_not_exist():
     with pytest.raises(ValueError, match="`scheme` must be one of") as info:
         sparse_config(scheme="lowrank")

@@ -277,6 +277,11 @@ def test_bits_and_floats(backend, pattern):
     assert_bits_equal(backend.numpy(backend.ops.floats(backend.array(frozen(pattern)))), values)
 
 
+def test_as_int64(backend):
+    indices = backend.ops.as_int64(backend.array(frozen([0, 7, 2**31 - 1], np.int32)))
+    assert_bits_equal(backend.numpy(indices * 3), np.array([0, 21, 3 * (2**31 - 1)], np.int64))
+
+
 def test_as_int32(backend):
     indices = backend.ops.as_int32(backend.array(frozen([0, 7, 2**31 - 1], np.int64)))
     assert_bits_equal(backend.numpy(indices), np.array([0, 7, 2**31 - 1], np.int32))

@@ -24,9 +24,12 @@ BARS = {
     "hierarchical": lambda n, k, size: 4 * (k // size) * (size - 1),  # here every host has one rank
     "allgather": lambda n, k, size: 2 * k * (size - 1),
     "shared_allreduce": lambda n, k, size: 2 * k * (size - 1) / size,
+    "gtopk": lambda n, k, size: 2 * k * (1 + (size - 1).bit_length()) * (size > 1),
     "dense": lambda n, k, size: 2 * n * (size - 1) / size,
     "sketch": lambda n, k, size: 2 * (size - 1) / size * (3 * 2 * k + 2 * k) + 2 * k * (size > 1),
     "low_rank": lambda n, k, size: 2 * (size - 1) / size * (4 * (31 + 32) + 17),  # a matrix of 31 * 32, and the rest
+    # Half of it as room for what the data may make of 4k(P-1)/P, and the round of every 64th step.
+    "ok_topk": lambda n, k, size: (1.5 * 4 * k + 2 * (size - 1)) * (size - 1) / size,
 }
 
 
@@ -43,7 +46,10 @@ def test_words(name, size):
     assert methods
     for method in methods:
         step = ranks_of(method, size, BACK_ENDS["numpy"]()).step(normal(0, size), KEPT)
-        assert total_words(step.rounds, size) == pytest.approx(BARS[name](SIZE, KEPT, size)), method
+        words, bar = total_words(step.rounds, size), BARS[name](SIZE, KEPT, size)
+        assert words <= bar if getattr(METHODS[method][0], "varying_words", False) else words == pytest.approx(bar), (
+            method
+        )
 
 
 def _sends_nothing_to_choose(scheme: SparseSum) -> bool:

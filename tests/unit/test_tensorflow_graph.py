@@ -91,7 +91,13 @@ def test_a_traced_step_does_what_the_oracle_does(method: str) -> None:
             state = tf.nest.map_structure(lambda tensor: tensor.numpy(), traced.states[rank])
             for key, array in oracle.numpy_state(oracle.states[rank])["memory"].items():
                 assert_close(state["memory"][key], array, tolerance, f"{key} after step {number}")
-        assert [(r.kind, r.tag, r.words) for r in traced.rounds] == [(r.kind, r.tag, r.words) for r in expected.rounds]
+        # In a graph, rounds of some steps are part of every step; of some rounds only the graph knows the words.
+        periodic = getattr(oracle.exchange.scheme, "periodic_tags", ())
+        rounds, others = ([r for r in one.rounds if r.tag not in periodic] for one in (traced, expected))
+        assert [(r.kind, r.tag) for r in rounds] == [(r.kind, r.tag) for r in others]
+        varying = getattr(oracle.exchange.scheme, "varying_words", False)
+        assert all(r.words == o.words or (varying and np.isnan(r.words).all()) for r, o in zip(rounds, others))
+        assert {r.tag for r in traced.rounds} >= set(periodic)
     assert traced.num_traces == 1
 
 
