@@ -89,21 +89,22 @@ PAIRS = list(itertools.product(parts("sparsifier"), parts("collective")))
 
 
 def _methods() -> dict[str, tuple[Any, Any]]:
-    """Every legal pair of sparsifier and collective with the first memory; with each other memory enough of them.
+    """Every legal pair of sparsifier and collective, each variant once, each further memory with every collective.
 
-    Enough: each sparsifier and each collective once. Variants come one at a time. All combinations would be thousands.
+    All combinations would be thousands.
     """
     found: dict[str, tuple[Any, Any]] = {}
     for number, (memory_name, memory) in enumerate(parts("memory")):
         met: set[str] = set()
         for (sparsifier_name, sparsifier), (collective_name, collective) in PAIRS:
-            names = (sparsifier_name, collective_name)
-            num_variants = sum(name not in DEFAULTS for name in names)
-            is_wanted = num_variants <= 1 if number == 0 else num_variants == 0 and not {*names} <= met
+            variants = {sparsifier_name, collective_name} - DEFAULTS
+            is_usual = collective.needs_shared_indices == sparsifier.shared_indices
+            is_new = len(variants) == 1 and not variants <= met and is_usual
+            is_wanted = (not variants or is_new) if number == 0 else not variants and collective_name not in met
             if is_wanted and is_legal(sparsifier, collective):
                 config = sparse_config(sparsifier=sparsifier, collective=collective, memory=memory)
-                found["-".join([*names, memory_name])] = (config.scheme(), memory)
-                met |= {*names}
+                found[f"{sparsifier_name}-{collective_name}-{memory_name}"] = (config.scheme(), memory)
+                met |= {sparsifier_name, collective_name}
         for name, scheme in parts("scheme"):
             if number == 0 or name in DEFAULTS:
                 found[f"{name}-{memory_name}"] = (scheme, memory)
