@@ -142,7 +142,7 @@ def case_a_gain_floor() -> None:
     assert_same_plans(densities)
     assert densities[-1] == 1.0
     state = optimizer.compression_state_dict()["controller"]
-    assert 0 < state["gain 0.01"] < 0.999999
+    assert 0 < state["gain"]["0.01"] < 0.999999
     assert "the gain of" in optimizer.metrics()["reason"]
     model, optimizer = wrapped(hvd.Compression.adaptive(gain_floor=1e-6, period=4, ladder=[0.01], budget_seconds=1e-9))
     train(model, optimizer, 24)
