@@ -495,17 +495,53 @@ def case_xla_is_switched_off_or_refused() -> None:
 
 
 def case_elastic_state() -> None:
-    model = make_model(seed=RANK)
-    optimizer = wrap(keras.optimizers.Adam(0.01))
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        optimizer, without_state = wrap(keras.optimizers.Adam(0.01)), wrap(keras.optimizers.SGD(0.1))
+        tape = hvd_tf.DistributedGradientTape(tf.GradientTape(), key="elastic")
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+    variable = tf.Variable(1.0)
+    for exchange in (lambda: without_state.apply([variable], [variable]), lambda: tape.gradient(variable, [variable])):
+        with tape, pytest.raises(ValueError, match="Elastic training needs a Keras 3 optimizer"):
+            exchange()
+    model = make_model(seed=RANK)  # a new rank has another one
     model.compile(optimizer, loss())
+    new = optimizer.compression_state_dict()
     state = hvd.elastic.KerasState(model, batch=RANK, epoch=0)
+    assert RANK == 0 or state.batch == RANK
     state.sync()
     assert state.batch == 0
     assert_same_on_ranks(flat(model))
-    before = flat(model)
-    fit(model, optimizer, data(2))
-    state.restore()
-    assert np.array_equal(before, flat(model))
+    x, y = data(3)
+
+    def train(batches: int) -> None:
+        model.fit(x, y, BATCH, epochs=1, steps_per_epoch=batches, shuffle=False, verbose=0)
+
+    train(3)
+    state.commit()
+    committed, owed = flat(model), optimizer.metrics()["residual_norm"]
+    graph = model.train_function
+    train(2)
+    state.restore()  # as after the death of a rank
+    assert optimizer.metrics()["residual_norm"] == owed > 0
+    state.reset()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Ranks have come or gone since"):
+        graph(iter(tf.data.Dataset.from_tensors((x[:BATCH], y[:BATCH]))))
+    if RANK == SIZE - 1:  # as if it had joined
+        optimizer.load_compression_state_dict(new)
+    state.sync()
+    assert np.array_equal(flat(model), committed)
+    assert optimizer.metrics()["residual_norm"] == (owed if RANK < SIZE - 1 else 0)
+    assert optimizer.compression_state_dict()["num_exchanges"] == 3
+    train(2)
+    assert model.train_function is not graph
+    assert_same_on_ranks(flat(model))
+    assert optimizer.metrics()["num_exchanges"] == 5
+    state.reset()  # nobody has joined: without sync
+    for gradient_of in (lambda tape, value, variables: tape.gradient(value, [v.value for v in variables]),) * 2:
+        custom_loop(model, optimizer, (x, y), gradient_of, graph=False)
+    assert_same_on_ranks(flat(model))
 
 
 def case_refused_on_every_rank() -> None:
