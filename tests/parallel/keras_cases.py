@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import keras
@@ -495,8 +495,11 @@ def case_xla_is_switched_off_or_refused() -> None:
 
 
 def case_elastic_state() -> None:
+    some = SimpleNamespace(process_set_id=1, included=lambda: True, rank=hvd.rank, size=hvd.size)
     os.environ["HOROVOD_ELASTIC"] = "1"
     try:
+        with pytest.raises(ValueError, match="`process_set` cannot be used with elastic training"):
+            wrap(keras.optimizers.SGD(0.1), process_set=some)
         optimizer, without_state = wrap(keras.optimizers.Adam(0.01)), wrap(keras.optimizers.SGD(0.1))
         tape = hvd_tf.DistributedGradientTape(tf.GradientTape(), key="elastic")
     finally:
@@ -507,8 +510,8 @@ def case_elastic_state() -> None:
             exchange()
     model = make_model(seed=RANK)  # a new rank has another one
     model.compile(optimizer, loss())
-    new = optimizer.compression_state_dict()
     state = hvd.elastic.KerasState(model, batch=RANK, epoch=0)
+    new = optimizer.compression_state_dict()
     assert RANK == 0 or state.batch == RANK
     state.sync()
     assert state.batch == 0
@@ -521,13 +524,13 @@ def case_elastic_state() -> None:
     train(3)
     state.commit()
     committed, owed = flat(model), optimizer.metrics()["residual_norm"]
-    graph = model.train_function
+    old = model.train_function
     train(2)
     state.restore()  # as after the death of a rank
     assert optimizer.metrics()["residual_norm"] == owed > 0
     state.reset()
     with pytest.raises(tf.errors.InvalidArgumentError, match="Ranks have come or gone since"):
-        graph(iter(tf.data.Dataset.from_tensors((x[:BATCH], y[:BATCH]))))
+        old(iter(tf.data.Dataset.from_tensors((x[:BATCH], y[:BATCH]))))
     if RANK == SIZE - 1:  # as if it had joined
         optimizer.load_compression_state_dict(new)
     state.sync()
@@ -535,13 +538,14 @@ def case_elastic_state() -> None:
     assert optimizer.metrics()["residual_norm"] == (owed if RANK < SIZE - 1 else 0)
     assert optimizer.compression_state_dict()["num_exchanges"] == 3
     train(2)
-    assert model.train_function is not graph
+    assert model.train_function is not old
     assert_same_on_ranks(flat(model))
     assert optimizer.metrics()["num_exchanges"] == 5
-    state.reset()  # nobody has joined: without sync
-    for gradient_of in (lambda tape, value, variables: tape.gradient(value, [v.value for v in variables]),) * 2:
-        custom_loop(model, optimizer, (x, y), gradient_of, graph=False)
+    for graph in (True, False):
+        state.reset()  # nobody has joined: without sync
+        custom_loop(model, optimizer, (x, y), lambda tape, *what: tape.gradient(*what), graph)
     assert_same_on_ranks(flat(model))
+    assert optimizer.metrics()["num_exchanges"] == 11
 
 
 def case_refused_on_every_rank() -> None:
