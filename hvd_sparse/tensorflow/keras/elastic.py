@@ -42,7 +42,7 @@ class KerasState(ObjectState):
             raise ValueError("`model` has no variables yet: call model.build(input_shape) first.")
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
-        self.averager = getattr(self.optimizer, "averager", None)
+        self.averager: Any = getattr(self.optimizer, "averager", None)
         if self.averager:
             self.averager.has_state = True
         self._keep()
