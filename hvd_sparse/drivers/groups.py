@@ -26,6 +26,14 @@ def is_elastic() -> bool:
     return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
+def check_elastic(process_set: Any) -> None:
+    """Raise ValueError if these ranks cannot train elastically but shall."""
+    if is_elastic() and process_set.process_set_id != 0:
+        raise ValueError(
+            f"`process_set` cannot be used with elastic training. Received: process_set={process_set.process_set_id}."
+        )
+
+
 def world_of(process_sets: Mapping[str, Any], step: Any) -> World:
     """The ranks that take part, at exchange number `step`."""
     places = {name: (group.rank(), group.size()) for name, group in process_sets.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.agreement import compare, statement
 from hvd_sparse.buckets import Layout, plan_buckets, split_evenly
+from hvd_sparse.drivers.groups import is_elastic
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.exchange import bucket_exchange
 from hvd_sparse.meter import Meter
@@ -25,6 +28,7 @@ from hvd_sparse.tensorflow.network import TensorFlowNetwork
 from hvd_sparse.tensorflow.plan import Plan, plan_for_gradients, plan_for_variables
 from hvd_sparse.tensorflow.request import WrapRequest
 from hvd_sparse.tensorflow.rows import sum_rows
+from hvd_sparse.tensorflow.texts import exchange_text
 from hvd_sparse.tensorflow.watchdog import Watchdog
 from hvd_sparse.types import Spec, num_kept
 
@@ -35,6 +39,12 @@ class Averager:
     The first call plans: ranks agree on which variables have gradients, buckets get their variables, all before the
     first graph is finished. Every call exchanges. In a graph the exchange becomes part of it; eagerly it runs in a
     graph of its own, since Horovod's eager operations have no names.
+
+    Ranks and their number are part of a graph. In elastic training the first call after `restart` agrees and plans
+    again, in a new graph; nothing is exchanged before it.
+
+    Attributes:
+        has_state: an elastic state will call `restart`.
     """
 
     def __init__(self, request: WrapRequest, driver: HorovodTensorFlow) -> None:
@@ -49,17 +59,36 @@ class Averager:
         self._variables: list[Any] = []
         self._names: dict[int, str] = {}  # by id of the variable
         self._plan = Plan((), frozenset(), frozenset(), frozenset())
+        self.has_state, self._is_elastic = False, is_elastic()
+        with tf.init_scope():
+            self._era = tf.Variable(0, trainable=False)  # how often ranks have come or gone
+            self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._totals = tf.Variable(tf.zeros([3], tf.float64), trainable=False)  # bytes, seconds, steps not applied
+        self._begin_era()
+
+    def _begin_era(self) -> None:
+        """Make what belongs to the ranks of now."""
         self._is_final = False  # the plan knows what gradients look like
         self._eager_exchange = tf.function(self._exchange, autograph=False, reduce_retracing=True)
         self._eager_agree = tf.function(self._agree, autograph=False)
         with tf.init_scope():
-            self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self._totals = tf.Variable(tf.zeros([3], tf.float64), trainable=False)  # bytes, seconds, steps not applied
             self.watchdog = Watchdog(self.config.timeout_seconds)
+
+    def restart(self) -> None:
+        """Ranks have come or gone. Graphs made so far are of no use any more."""
+        self._era.assign_add(1)
+        self._begin_era()
+        self.meter.meet(self.driver.world(0))
+        self.load(self.save())
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Averages of `grads` over ranks, in the order given. None stays None if it is so on every rank."""
+        if self._is_elastic and not self.has_state:
+            raise ValueError(
+                "Elastic training needs a Keras 3 optimizer, wrapped with DistributedOptimizer and given to "
+                "hvd_sparse.tensorflow.keras.elastic.KerasState(model, optimizer)."
+            )
         if self.driver.world(0).size == 1:
             return list(grads)
         self.prepare(variables)
@@ -67,15 +96,18 @@ class Averager:
         given = dict(zip(names, grads))
         if not self._is_final:
             with tf.init_scope():
+                if self._is_elastic:
+                    self._compare("wrap", self.request.describe())
                 self._adopt(plan_for_gradients(self.driver, self._plan, given, self.request.sparse_as_dense))
                 self._is_final = True
         exchange = self._eager_exchange if tf.executing_eagerly() else self._exchange
-        averages = exchange(self._plan.gradients(given))
+        with self._only_now():
+            averages = exchange(self._plan.gradients(given))
         return [averages[name] if name in self._plan.present else None for name in names]
 
     @tf.autograph.experimental.do_not_convert
     def prepare(self, variables: Sequence[Any]) -> None:
-        """Make the state for these variables, together with the other ranks, unless that is done.
+        """Make the state for these variables unless that is done, on all ranks together if training is not elastic.
 
         Keras builds an optimizer before it traces a train step; state that is made then costs no second trace.
         """
@@ -83,20 +115,39 @@ class Averager:
             return
         self._variables = list(variables)
         with tf.init_scope():
-            plan = plan_for_variables(self.driver, variables)
+            plan = plan_for_variables(variables)
             self._names = {id(variable): slot.name for variable, slot in zip(self._variables, plan.slots)}
             self._adopt(plan)
+            if not self._is_elastic:
+                self._compare("variables", {})
 
     def everywhere(self, flag: Any) -> Any:
         """Whether a 0-d boolean is true on all ranks."""
         if self.driver.world(0).size == 1:
             return flag
-        return (self._eager_agree if tf.executing_eagerly() else self._agree)(flag)
+        with self._only_now():
+            return (self._eager_agree if tf.executing_eagerly() else self._agree)(flag)
 
     def _agree(self, flag: Any) -> Any:
         wrong = tf.reshape(tf.cast(tf.logical_not(flag), tf.float32), [1])
         program = Dense().reduce(TensorFlowOps(), self.driver.world(0), Spec("flag", 1), wrong, 1, {})
         return self.driver.run("flag", program)[0].total[0] < 0.5
+
+    def _compare(self, name: str, settings: dict[str, Any]) -> None:
+        settings = {**settings, "parameters": self._plan.describe()}
+        compare(exchange_text(self.driver, name, statement(settings)))
+
+    def _only_now(self) -> Any:
+        """The context of what a graph must not do any more when ranks have come or gone."""
+        if not self._is_elastic:
+            return contextlib.nullcontext()
+        with tf.init_scope():
+            now = int(self._era.numpy())
+        message = (
+            "Ranks have come or gone since this tf.function was traced. Make it anew each time: inside the function "
+            "that hvd.elastic.run runs."
+        )
+        return tf.control_dependencies([tf.debugging.assert_equal(self._era, now, message)])
 
     def _name_of(self, variable: Any) -> str:
         name = self._names.get(id(variable))
@@ -107,7 +158,7 @@ class Averager:
 
     def _adopt(self, plan: Plan) -> None:
         """Make buckets for `plan`, unless those that exist fit it."""
-        unchanged = self.buckets and plan.row_sparse == self._plan.row_sparse
+        unchanged = self.buckets and plan.parameters() == self._plan.parameters()
         self._plan = plan
         if unchanged:
             return

@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse.agreement import compare, statement
 from hvd_sparse.buckets import Parameter
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.tensorflow.texts import exchange_text
@@ -54,6 +53,10 @@ class Plan:
             if slot.name not in self.rows
         ]
 
+    def describe(self) -> dict[str, str]:
+        """What must be equal on all ranks."""
+        return {slot.name: f"{list(slot.shape)} {slot.dtype.name}" for slot in self.slots}
+
     def gradients(self, given: dict[str, Any]) -> dict[str, Any]:
         """A gradient for every variable; zeros, or no rows, where this rank has none.
 
@@ -80,17 +83,11 @@ class Plan:
         return tf.IndexedSlices(values, indices, tf.constant(slot.shape))
 
 
-def plan_for_variables(driver: HorovodTensorFlow, variables: Sequence[Any]) -> Plan:
-    """The plan if every variable has a dense gradient.
-
-    Raises:
-        HvdSparseError: the ranks' variables differ.
-    """
+def plan_for_variables(variables: Sequence[Any]) -> Plan:
+    """The plan if every variable has a dense gradient."""
     # By position: Keras paths count up in a process and are others after loading a model.
     names = [f"{position}:{v.name}" for position, v in enumerate(variables)]
     slots = tuple(Slot(name, tuple(v.shape), tf.as_dtype(v.dtype)) for name, v in zip(names, variables))
-    described = {slot.name: f"{list(slot.shape)} {slot.dtype.name}" for slot in slots}
-    compare(exchange_text(driver, "variables", statement({"parameters": described})))
     return Plan(slots, frozenset(names), frozenset(), frozenset())
 
 

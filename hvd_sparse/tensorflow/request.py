@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 
 from hvd_sparse.agreement import compare, next_prefix, statement
 from hvd_sparse.config import Config, adaptive_config, check_wrapping, sparse_config
-from hvd_sparse.drivers.groups import check_host_groups, is_elastic, make_host_groups
+from hvd_sparse.drivers.groups import check_elastic, check_host_groups, is_elastic, make_host_groups
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.tensorflow.texts import exchange_text
 
@@ -73,6 +73,8 @@ def agreed_driver(
 ) -> HorovodTensorFlow | None:
     """The driver of a wrapper that every rank makes alike; None if there is nobody to exchange with.
 
+    In elastic training a rank that joins wraps while the others do not: nothing is exchanged.
+
     Raises:
         HvdSparseError: ranks differ, or another one refused. Or `refusal` itself, after the others were told.
     """
@@ -80,10 +82,11 @@ def agreed_driver(
     groups = request.config.groups if request else ()
     if refusal is None:
         try:
+            check_elastic(process_set)
             check_host_groups(hvd, process_set, groups)
         except ValueError as error:
             refusal = error
-    if process_set.size() > 1:
+    if process_set.size() > 1 and not is_elastic():
         settings = request.describe() if request else {}
         compare(exchange_text(driver, "wrap", statement(settings, refusal)), refusal)
     if refusal is not None:

@@ -56,7 +56,7 @@ def DistributedGradientTape(
     """Make `gradtape` compute averages over ranks, in place.
 
     A tape lives for one step, its residual must not: tapes that are wrapped with an equal `key` and equal settings
-    share one. A script with several models gives each its own key.
+    share one. A script with several models gives each its own key. Not with elastic training.
 
     Args:
         gradtape: a `tf.GradientTape`.

@@ -10,14 +10,14 @@ import horovod.torch as hvd
 import torch
 
 from hvd_sparse.agreement import next_prefix
-from hvd_sparse.drivers.groups import check_host_groups, is_elastic, make_host_groups
+from hvd_sparse.drivers.groups import check_elastic, check_host_groups, is_elastic, make_host_groups
 from hvd_sparse.drivers.horovod_torch import HorovodTorch
 from hvd_sparse.memories.delayed import Delayed
 from hvd_sparse.records import MetricsLog, Trace, open_for_rank
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.averager import Averager
 from hvd_sparse.torch.delayed import DelayedAverager
-from hvd_sparse.torch.elastic_state import check_elastic, register_handlers
+from hvd_sparse.torch.elastic_state import register_handlers
 from hvd_sparse.torch.profile import Profile
 from hvd_sparse.torch.request import WrapRequest, check_request
 from hvd_sparse.torch.wrapped import wrap

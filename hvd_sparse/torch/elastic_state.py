@@ -10,7 +10,6 @@ import horovod.torch as hvd
 import torch
 from horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 
-from hvd_sparse.drivers.groups import is_elastic
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.optimizer_state import broadcast_optimizer_state
 from hvd_sparse.torch.periodic_wrapped import PeriodicallyAveraged
@@ -69,6 +68,9 @@ class CompressionStateHandler(StateHandler):
     def restore(self) -> None:
         optimizer_state, compression_state = self._saved
         self.value.load_state_dict(copy.deepcopy(optimizer_state))
+        if averager := self.value.averager:  # its number may be another one since the last commit
+            world = averager.driver.world(0)
+            compression_state = {**compression_state, "rank": world.rank, "size": world.size}
         self.value.load_compression_state_dict(compression_state)
 
     def sync(self) -> None:
@@ -83,14 +85,6 @@ class CompressionStateHandler(StateHandler):
         averager.meter.meet(averager.driver.world(0))
         averager.load({**shared, **kept})
         membership.agree_later(averager.driver, self.value.wrap_request.describe())
-
-
-def check_elastic(process_set: Any) -> None:
-    """Raise ValueError if these ranks cannot train elastically but shall."""
-    if is_elastic() and process_set.process_set_id != 0:
-        raise ValueError(
-            f"`process_set` cannot be used with elastic training. Received: process_set={process_set.process_set_id}."
-        )
 
 
 def register_handlers() -> None:

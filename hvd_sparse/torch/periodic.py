@@ -13,11 +13,11 @@ import torch
 from hvd_sparse.agreement import next_prefix
 from hvd_sparse.averaging.averager import PeriodicAverager
 from hvd_sparse.averaging.settings import Settings, check_settings
-from hvd_sparse.drivers.groups import check_host_groups, is_elastic, make_host_groups
+from hvd_sparse.drivers.groups import check_elastic, check_host_groups, is_elastic, make_host_groups
 from hvd_sparse.drivers.horovod_torch import HorovodTorch
 from hvd_sparse.ops.torch import TorchOps
 from hvd_sparse.torch import membership
-from hvd_sparse.torch.elastic_state import check_elastic, register_handlers
+from hvd_sparse.torch.elastic_state import register_handlers
 from hvd_sparse.torch.outer import outer_for
 from hvd_sparse.torch.periodic_wrapped import check_parameters, wrap
 from hvd_sparse.torch.replica import TorchReplica

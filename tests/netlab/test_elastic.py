@@ -93,3 +93,39 @@ def the_newcomer_starts_from_the_averaged_model(survivors: list[list[Told]], new
         for what in ("own", "shared"):
             assert starts[what] == again[what] == last_round[what]
         assert again["owed"] == last_round["owed"] > 0
+
+
+@pytest.mark.parallel(ranks=3)
+def test_keras_goes_on_when_a_rank_dies_and_another_one_joins(tmp_path: Path) -> None:
+    def goes_on() -> bool:
+        return any(told and 2 in told[-1]["sizes"] for told in read(tmp_path).values())
+
+    with NetLab(4, "1gbit") as lab:
+        lab.offer(range(3))
+        job = lab.start([sys.executable, str(NETLAB / "elastic_keras.py"), str(tmp_path)], env=ENVIRONMENT, min_ranks=2)
+        until(lambda: goes_on() or not job.running(), "commit of two ranks", 80)
+        lab.offer(range(4))
+        done = job.wait(60)
+    assert done.code == 0, done.output
+    told = read(tmp_path)
+    newcomer = told.pop("10.77.0.4")
+    [dead] = [host for host in told if told[host][-1]["what"] == "dies"]
+    death = told.pop(dead)[-1]
+    assert len(told) == 2
+    for seen in told.values():
+        last, following = named(seen, "commits")[1:3]
+        _, again, at_last = named(seen, "starts")
+        assert again["sizes"] == last["sizes"] == [3, 3]
+        assert following["sizes"] == [3, 3, 2]
+        for what in ("model", "owed", "steps"):
+            assert again[what] == last[what] != death[what]
+        assert following["steps"] == again["steps"] + 4
+        assert newcomer[1]["steps"] == at_last["steps"] == named(seen, "commits")[-4]["steps"]
+        assert newcomer[1]["model"] == at_last["model"] != newcomer[0]["model"]
+        assert at_last["owed"] > newcomer[1]["owed"] == 0
+    ends = [seen[-1] for seen in (*told.values(), newcomer)]
+    assert [end["what"] for end in ends] == ["ends"] * 3
+    assert sorted(end["rank"] for end in ends) == [0, 1, 2]
+    assert len({(end["model"], end["steps"]) for end in ends}) == 1
+    sizes = ends[0]["sizes"]
+    assert sizes == [3] * 2 + [2] * (len(sizes) - 5) + [3] * 3

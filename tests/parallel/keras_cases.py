@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import keras
@@ -524,17 +524,57 @@ def case_xla_is_switched_off_or_refused() -> None:
 
 
 def case_elastic_state() -> None:
-    model = make_model(seed=RANK)
-    optimizer = wrap(keras.optimizers.Adam(0.01))
+    some = SimpleNamespace(process_set_id=1, included=lambda: True, rank=hvd.rank, size=hvd.size)
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        with pytest.raises(ValueError, match="`process_set` cannot be used with elastic training"):
+            wrap(keras.optimizers.SGD(0.1), process_set=some)
+        optimizer, without_state = wrap(keras.optimizers.Adam(0.01)), wrap(keras.optimizers.SGD(0.1))
+        tape = hvd_tf.DistributedGradientTape(tf.GradientTape(), key="elastic")
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+    variable = tf.Variable(1.0)
+    for exchange in (lambda: without_state.apply([variable], [variable]), lambda: tape.gradient(variable, [variable])):
+        with tape, pytest.raises(ValueError, match="Elastic training needs a Keras 3 optimizer"):
+            exchange()
+    model = make_model(seed=RANK)  # a new rank has another one
     model.compile(optimizer, loss())
     state = hvd.elastic.KerasState(model, batch=RANK, epoch=0)
+    new = optimizer.compression_state_dict()
+    assert RANK == 0 or state.batch == RANK
     state.sync()
     assert state.batch == 0
     assert_same_on_ranks(flat(model))
-    before = flat(model)
-    fit(model, optimizer, data(2))
-    state.restore()
-    assert np.array_equal(before, flat(model))
+    x, y = data(3)
+
+    def train(batches: int) -> None:
+        model.fit(x, y, BATCH, epochs=1, steps_per_epoch=batches, shuffle=False, verbose=0)
+
+    train(3)
+    state.commit()
+    committed, owed = flat(model), optimizer.metrics()["residual_norm"]
+    old = model.train_function
+    train(2)
+    state.restore()  # as after the death of a rank
+    assert optimizer.metrics()["residual_norm"] == owed > 0
+    state.reset()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Ranks have come or gone since"):
+        old(iter(tf.data.Dataset.from_tensors((x[:BATCH], y[:BATCH]))))
+    if RANK == SIZE - 1:  # as if it had joined
+        optimizer.load_compression_state_dict(new)
+    state.sync()
+    assert np.array_equal(flat(model), committed)
+    assert optimizer.metrics()["residual_norm"] == (owed if RANK < SIZE - 1 else 0)
+    assert optimizer.compression_state_dict()["num_exchanges"] == 3
+    train(2)
+    assert model.train_function is not old
+    assert_same_on_ranks(flat(model))
+    assert optimizer.metrics()["num_exchanges"] == 5
+    for graph in (True, False):
+        state.reset()  # nobody has joined: without sync
+        custom_loop(model, optimizer, (x, y), lambda tape, *what: tape.gradient(*what), graph)
+    assert_same_on_ranks(flat(model))
+    assert optimizer.metrics()["num_exchanges"] == 11
 
 
 def case_refused_on_every_rank() -> None:

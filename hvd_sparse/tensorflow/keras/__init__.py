@@ -49,6 +49,9 @@ def DistributedOptimizer(
     custom loops, with clipping, averages of weights, gradient accumulation and `LossScaleOptimizer`. Wrap before
     `model.compile`, or call `model.make_train_function(force=True)` afterwards: Keras keeps an old graph otherwise.
 
+    Elastic training: wrap outside of the function that `hvd.elastic.run` runs, and give model and optimizer to
+    `hvd.elastic.KerasState`. Not with `process_set`, nor with the collective "hierarchical".
+
     Args:
         optimizer: any Keras 3 optimizer, or one of tf-keras 2.
         name, device_dense, device_sparse, scale_local_gradients: accepted as by Horovod; without effect here.
@@ -71,7 +74,8 @@ def DistributedOptimizer(
 
     Raises:
         ValueError, TypeError: an argument is out of range or cannot be honoured.
-        HvdSparseError: ranks wrap with different configurations, or another rank refused; on every rank.
+        HvdSparseError: ranks wrap with different configurations, or another rank refused; on every rank. In elastic
+            training at the first exchange.
     """
     return _wrap_optimizer(
         optimizer, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups,
