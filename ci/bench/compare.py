@@ -18,8 +18,8 @@ as in step_time.py. Every method needs about 0.1 GB in every rank.
 
 `simulator`: one bucket of --elements, a nearly square matrix of normal gradients, in its second step.
 
-    kB P=4     that the busiest of 4 ranks sends. "-" where, by what fewer ranks took times P * P, all messages would
-               take more than 4 GB of memory, or the simulation more than --most-seconds
+    kB P=4     that the busiest of 4 ranks sends. "-" where, as fewer ranks tell, all messages would take more than 4 GB
+               of memory (they grow with P * P), or the simulation more than --most-seconds (it grows with P at least)
     rounds     collectives one after the other, at the largest P
 
 `accuracy`: the MLP on Fashion-MNIST, two ranks, links without a limit, SGD whose learning rate has fallen to zero after
@@ -68,7 +68,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--parts", type=report.listed, default=list(PARTS), help=f"of {','.join(PARTS)} (all)")
-    add("--contenders", type=report.listed, default="methods", help="METHOD or METHOD@DENSITY (%(default)s: all)")
+    add(
+        "--contenders",
+        type=report.listed,
+        default="methods",
+        help="METHOD, METHOD@DENSITY, or %(default)s for all (%(default)s)",
+    )
     add("--density", type=float, default=0.01, help="of the methods without one (%(default)s)")
     add("--hosts", type=int, default=4, help="of `time` (%(default)s)")
     add("--rate", default="1gbit", help="of all links of `time` (%(default)s)")
@@ -77,7 +82,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--rounds", type=int, default=20, help="per launch at most (%(default)s)")
     add("--ranks", type=report.listed, default="4,16,64,256,1024", help="of `simulator` (%(default)s)")
     add("--elements", type=int, default=102_400, help="of the simulated bucket (%(default)s)")
-    add("--most-seconds", type=float, default=60, help="of one simulation (%(default)s)")
+    add("--most-seconds", type=float, default=90, help="of one simulation (%(default)s)")
     add("--seeds", type=report.listed, default="0,1,2", help="of `accuracy` (%(default)s)")
     add("--steps", type=int, default=600, help="of every training, about a minute (%(default)s)")
     add("--limit", type=float, default=90, help="seconds of silence after which a contender is given up (%(default)s)")
@@ -87,7 +92,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     args = parser.parse_args(arguments)
     try:
         args.ranks, args.seeds = ([int(number) for number in numbers] for numbers in (args.ranks, args.seeds))
-        args.contenders = contenders.expand(args.contenders, [args.density])
+        names = [
+            contenders.usual(name, args.density) if name in contenders.METHODS else name for name in args.contenders
+        ]
+        args.contenders = contenders.expand(names, [args.density])
         parse_rate(args.rate)
     except ValueError as error:
         parser.error(str(error))
@@ -107,10 +115,12 @@ def measure_time(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     everybody = argparse.Namespace(**{**vars(args), "contenders": [ALONE, DENSE, *args.contenders]})
     with NetLab(args.hosts, args.rate) as lab:
         rows = {row["name"]: row for row in step_time.measure(everybody, lab, MODEL)["rows"]}
-    for name in args.contenders:
-        if rows[name]["milliseconds"] is not None:
-            rows[name]["own_milliseconds"] = 1e3 * own_seconds(name, MODEL, args.hosts)
-            rows[name]["codec"] = rows[name]["own_milliseconds"] / rows[name]["milliseconds"]
+    for row in (rows[name] for name in args.contenders if rows[name]["milliseconds"] is not None):
+        try:
+            row["own_milliseconds"] = 1e3 * own_seconds(row["name"], MODEL, args.hosts)
+            row["codec"] = row["own_milliseconds"] / row["milliseconds"]
+        except Exception as error:  # what was measured so far is worth keeping
+            row["failure"] = f"codec: {type(error).__name__}: {error}"
     return rows
 
 
@@ -132,9 +142,9 @@ def simulate(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def affordable(known: int, found: dict[str, float], size: int, most_seconds: float) -> bool:
-    """Whether to simulate `size` ranks, as far as a simulation of fewer tells: time and messages grow with P * P."""
-    growth = (size / known) ** 2
-    return growth * found["seconds"] <= most_seconds and growth * known * found["bytes"] <= MOST_BYTES
+    """Whether to simulate `size` ranks, as far as what was found for `known`, which are fewer, can tell."""
+    growth = size / known
+    return growth * found["seconds"] <= most_seconds and growth**2 * known * found["bytes"] <= MOST_BYTES
 
 
 def measure_accuracy(args: argparse.Namespace) -> Outcome:
@@ -231,6 +241,7 @@ def draw(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> bool:
     figure, axes = report.new_figure(1, 1, width=9, height=5.5)
     panel = axes[0][0]
     panel.set(xlabel=title, ylabel="accuracy, per cent", xscale="log", title=f"density {args.density:g}")
+    panel.margins(0.12)  # for the names
     report.logarithmic(panel.xaxis)
     panel.axhspan(dense - POINTS, dense, color="black", alpha=0.08, linewidth=0)
     for number, row in enumerate(sorted(points, key=lambda row: row["accuracy"])):

@@ -27,15 +27,14 @@ def registered() -> dict[str, dict[str, Any]]:
     scheme as it is, and a memory that is not `MEMORY` with the default of everything else.
     """
     default, kinds = sparse_config(), registry.METHODS
-    collectives = [name for name in kinds["collective"] if not _class("collective", name).needs_shared_indices]
-    sparsifiers = set(kinds["sparsifier"]) - {registry.name_of("sparsifier", default.sparsifier)}
-    usual = registry.name_of("collective", default.collective)
+    sparsifier, collective = (registry.name_of(kind, getattr(default, kind)) for kind in ("sparsifier", "collective"))
+    suited = [name for name in kinds["collective"] if not _class("collective", name).needs_shared_indices]
     return {
-        **{name: {"collective": name} for name in collectives},
-        **{name: {"sparsifier": name} for name in kinds["sparsifier"] if name in sparsifiers},
-        # Those two are made of parts, and what all methods are compared with.
+        **{name: {"collective": name} for name in suited},
+        **{name: {"sparsifier": name} for name in kinds["sparsifier"] if name != sparsifier},
+        # `sparse` is all of the above, `dense` what everything is compared with.
         **{name: {"scheme": name} for name in kinds["scheme"] if name not in ("sparse", "dense")},
-        **{f"{usual}-{name}": {"memory": name} for name in kinds["memory"] if name != MEMORY},
+        **{f"{collective}-{name}": {"memory": name} for name in kinds["memory"] if name != MEMORY},
     }
 
 
@@ -78,10 +77,10 @@ def conserves(name: str) -> bool:
     return bool(config.memory.keys) and bool(getattr(config.scheme(), "conserves", True))
 
 
-def usual_density(method: str, density: float) -> float:
-    """Where the others use `density`: ten times as much for a selection that does not look at the values."""
+def usual(method: str, density: float) -> str:
+    """The contender of this method where others have this density: ten times it for one that is blind to values."""
     blind = getattr(sparse_config(**METHODS[method]).sparsifier, "blind", False)
-    return min(1.0, 10 * density) if blind else density
+    return f"{method}@{min(1.0, 10 * density) if blind else density:g}"
 
 
 class Trainer:
@@ -230,7 +229,7 @@ def family(name: str) -> str:
 def expand(names: Iterable[str], densities: Iterable[float]) -> list[str]:
     """Contenders without repetition: a method without a density stands for one of each.
 
-    "methods" are all of `METHODS`, each at the density that it is usually chosen with where others have the given one.
+    "methods" are all of `METHODS`, each at its `usual` density.
 
     Raises:
         ValueError: a name is unknown, or a density is none.
@@ -241,8 +240,8 @@ def expand(names: Iterable[str], densities: Iterable[float]) -> list[str]:
         if name == "best-fixed":
             found.update(dict.fromkeys(FIXED))
         elif name == "methods":
-            every = [f"{method}@{usual_density(method, density):g}" for method in METHODS for density in densities]
-            found.update(dict.fromkeys(every))
+            every = [usual(method, density) for method in METHODS for density in densities]
+            found.update(dict.fromkeys(expand(every, ())))
         elif name in _SPECIAL:
             found[name] = None
         elif method not in METHODS:

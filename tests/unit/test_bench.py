@@ -247,3 +247,21 @@ def test_goals_have_a_direction() -> None:
     assert workloads.find("lstm").reached(5.0)
     assert not workloads.find("lstm").reached(6.0)
     assert not workloads.find("lstm").reached(float("nan"))
+
+
+def test_the_learning_rate_falls_to_zero_in_trainings_of_known_length() -> None:
+    workload = workloads.find("mlp")
+    assert workload.factor(10_000) == 1
+    workload.num_steps = 99
+    assert [workload.factor(step) for step in (50, 98)] == pytest.approx([0.5, 0.02])
+
+
+def test_seeds_change_weights_and_order() -> None:
+    weights, orders = [], []
+    for seed in (0, 0, 1):
+        workload = workloads.find("embedding")
+        workload.num_words, workload.seed = 50, seed
+        weights.append(next(workload.make_model().parameters()).sum().item())
+        orders.append([workload.order(rank) for rank in range(2)])
+    assert weights[0] == weights[1] != weights[2]
+    assert orders == [[0, 1], [0, 1], [1000, 1001]]
