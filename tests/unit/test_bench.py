@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "ci" / "bench"))
 
 import contenders
 import launches
+import own_seconds
 import report
 import step_time
 import time_to_accuracy
@@ -265,3 +267,22 @@ def test_seeds_change_weights_and_order() -> None:
         orders.append([workload.order(rank) for rank in range(2)])
     assert weights[0] == weights[1] != weights[2]
     assert orders == [[0, 1], [0, 1], [1000, 1001]]
+
+
+def test_only_a_programs_own_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(own_seconds.time, "perf_counter", lambda: now[0])
+
+    def program() -> Generator[str, int, int]:
+        now[0] += 1
+        answer = yield "request"
+        now[0] += 2
+        return answer + 1
+
+    clock = own_seconds.Clock()
+    running = clock.program(program())
+    assert running.send(None) == "request"
+    now[0] += 100
+    with pytest.raises(StopIteration) as stop:
+        running.send(6)
+    assert (stop.value.value, clock.seconds) == (7, 3)

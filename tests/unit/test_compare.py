@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "ci" / "bench"))
 import compare
 import contenders
 import launches
-import own_seconds
 import report
 import scaling
 from netlab import Done  # compare has put its folder on the path
@@ -156,26 +155,49 @@ def test_a_method_that_fails_has_the_sizes_before(monkeypatch: pytest.MonkeyPatc
     assert found["failure"] == "P=16: ValueError: too many"
 
 
-def test_only_a_programs_own_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(own_seconds.time, "perf_counter", lambda: now[0])
-
-    def program() -> Generator[str, int, int]:
-        now[0] += 1
-        answer = yield "request"
-        now[0] += 2
-        return answer + 1
-
-    clock = own_seconds.Clock()
-    running = clock.program(program())
-    assert running.send(None) == "request"
-    now[0] += 100
-    with pytest.raises(StopIteration) as stop:
-        running.send(6)
-    assert (stop.value.value, clock.seconds) == (7, 3)
+# Time and training.
 
 
-# Training.
+class Lab:
+    """Stands in for NetLab: everybody comes to a tenth of the seed."""
+
+    hosts, addresses = 2, ["10.77.0.1", "10.77.0.2"]
+
+    def __init__(self, *settings: Any) -> None:
+        self.settings = settings
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def horovodrun(self, command: list[str], **_: Any) -> Done:
+        settings = json.loads(Path(command[-1]).read_text())
+        facts = {"seed": settings["seed"], "value": settings["seed"] / 10}
+        lines = [json.dumps(note("finished", name, **facts)) for name in settings["contenders"]]
+        Path(settings["folder"], "0.jsonl").write_text("\n".join([*lines, ""]))
+        return Done(0 if self.settings == (2, "loopback") else 1, "")
+
+
+def test_the_share_of_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(args: Any, lab: Lab, model: str) -> dict[str, Any]:
+        assert (lab.settings, model) == ((3, "1gbit"), "mlp")
+        return {"rows": [{"name": name, "milliseconds": 8.0, "failure": ""} for name in args.contenders]}
+
+    def own(name: str, model: str, num_ranks: int) -> float:
+        assert (model, num_ranks) == ("mlp", 3)
+        if name == "leader@0.01":
+            raise ValueError("no")
+        return 0.002
+
+    monkeypatch.setattr(compare, "NetLab", Lab)
+    monkeypatch.setattr(compare.step_time, "measure", measured)
+    monkeypatch.setattr(compare, "own_seconds", own)
+    rows = compare.measure_time(compare.parse_arguments(["--hosts", "3", "--contenders", "topk,leader"]))
+    assert list(rows) == ["computation", "horovod", "topk@0.01", "leader@0.01"]
+    assert [row.get("codec") for row in rows.values()] == [None, None, 0.25, None]
+    assert rows["leader@0.01"]["failure"] == "codec: ValueError: no"
 
 
 def test_what_was_finished_is_not_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,25 +221,6 @@ def test_what_was_finished_is_not_repeated(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_a_launch_per_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Lab:
-        hosts, addresses = 2, ["10.77.0.1", "10.77.0.2"]
-
-        def __init__(self, hosts: int, rate: str) -> None:
-            assert (hosts, rate) == (2, "loopback")
-
-        def __enter__(self) -> Lab:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def horovodrun(self, command: list[str], **_: Any) -> Done:
-            settings = launches.json.loads(Path(command[-1]).read_text())
-            facts = {"seed": settings["seed"], "value": settings["seed"] / 10}
-            lines = [launches.json.dumps(note("finished", name, **facts)) for name in settings["contenders"]]
-            Path(settings["folder"], "0.jsonl").write_text("\n".join([*lines, ""]))
-            return Done(0, "")
-
     monkeypatch.setattr(compare, "NetLab", Lab)
     args = compare.parse_arguments(["--seeds", "3,5", "--contenders", "topk"])
     found = compare.accuracies(compare.measure_accuracy(args).diaries)
