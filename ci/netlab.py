@@ -20,94 +20,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import netns
+from netjob import Done, Job, Schedule
 from netns import BadArgument, NetLabError, missing, parse_rate, parse_schedule, parse_slow
 
 __all__ = ["Done", "Job", "NetLab", "NetLabError", "missing", "parse_rate", "parse_schedule", "parse_slow"]
 
-GRACE_SECONDS = 5.0
 DEFAULTS = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}  # the hosts share this machine's cores
-Schedule = Sequence[tuple[float, str]]
 _serial = itertools.count()
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a job ended."""
-
-    code: int | None  # None: the time limit struck
-    output: str  # of horovodrun and all ranks, in the order in which it came
-
-
-class Job:
-    """A horovodrun under way. `wait` has to follow: it removes what is left of the job."""
-
-    def __init__(
-        self, lab: NetLab, command: Sequence[str], env: Mapping[str, str], stream: bool, schedule: Schedule
-    ) -> None:
-        self._lab = lab
-        self._over = threading.Event()
-        self._before = set(netns.processes_in(lab.namespaces))
-        self._chunks: list[bytes] = []
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self._process = lab.popen(0, command, env=env, start_new_session=True, **pipes)
-        self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
-        self._reader.start()
-        self._changes = threading.Thread(target=self._change_rates, args=(schedule,), daemon=True)
-        self._changes.start()
-
-    def _change_rates(self, schedule: Schedule) -> None:
-        since = time.monotonic()
-        for second, rate in schedule:
-            if self._over.wait(since + second - time.monotonic()):
-                return
-            for host in set(range(self._lab.hosts)) - set(self._lab.slow):
-                self._lab.set_rate(rate, host)
-
-    def _read(self, stream: bool) -> None:
-        while chunk := os.read(self._process.stdout.fileno(), 65536):
-            self._chunks.append(chunk)
-            if stream:
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.buffer.flush()
-
-    @property
-    def output(self) -> str:
-        """What it has printed up to now."""
-        return b"".join(self._chunks).decode(errors="replace")
-
-    def running(self) -> bool:
-        """Whether horovodrun has not ended yet."""
-        return self._process.poll() is None
-
-    def wait(self, limit_seconds: float | None = None) -> Done:
-        """Wait for the end or make one at the limit."""
-        code = None
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(limit_seconds)
-            if code is None:
-                # The ranks first: horovodrun would cut their output before they can print their stacks.
-                ranks = self._lab.ranks().values()
-                for pid in ranks:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(GRACE_SECONDS if ranks else 0)
-        finally:
-            self._over.set()
-            self._changes.join()
-            netns.kill_in(self._lab.namespaces, spare=self._before)
-            self._process.wait()
-            self._reader.join(5)
-        told = re.findall(r"^Exit code: (\d+)$", self.output, re.MULTILINE)
-        return Done(int(told[-1]) if code == 1 and told else code, self.output)  # horovodrun itself always says 1
 
 
 class NetLab:
@@ -132,6 +56,7 @@ class NetLab:
         prefix = f"{netns.PREFIX}-{os.getpid()}-{netns.started(os.getpid())}-{next(_serial)}"
         self.namespaces = [f"{prefix}-{number}" for number in range(hosts)]
         self._switch = f"{prefix}-switch"
+        self._offered: list[int] = []
         self._old_handler: Any = None
 
     def __enter__(self) -> NetLab:
@@ -150,6 +75,7 @@ class NetLab:
             for number, name in enumerate(self.namespaces):
                 self.set_rate(self.slow.get(number, self.rate), number)
                 netns.start_sshd(name)
+            self.offer(range(self.hosts))
         except BaseException:
             self.__exit__()
             raise
@@ -166,6 +92,11 @@ class NetLab:
         """Change the rate of one host's link, or of all."""
         for number in range(self.hosts) if host is None else [host]:
             netns.limit_link(self.namespaces[number], self._switch, number, rate)
+
+    def offer(self, hosts: Iterable[int]) -> None:
+        """Name the hosts that an elastic job may use from now on; it looks every second. At the start: all."""
+        self._offered = list(hosts)
+        netns.write_offer(self.namespaces[0], [self.addresses[number] for number in self._offered])
 
     def popen(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process on a host; options as those of subprocess.Popen. Ends with the lab at the latest."""
@@ -197,6 +128,7 @@ class NetLab:
         env: Mapping[str, str] | None = None,
         stream: bool = False,
         schedule: Schedule = (),
+        min_ranks: int | None = None,
     ) -> Job:
         """Start a command as so many ranks on every host.
 
@@ -206,14 +138,28 @@ class NetLab:
             env: variables of the ranks besides those of this process.
             stream: also show the output.
             schedule: seconds from now and the rate that all links but those of `slow` get then.
+            min_ranks: makes the job elastic: it starts on all hosts that `offer` names, takes in those that it names
+                later, and goes on while so many ranks are left. The host of a rank that dies is not used again.
         """
         launcher = [
             str(Path(sys.executable).parent / "horovodrun"), "--disable-cache", "--gloo",
-            "-np", str(self.hosts * slots), "-H", ",".join(f"{address}:{slots}" for address in self.addresses),
+            *(self._fixed(slots) if min_ranks is None else self._elastic(slots, min_ranks)),
             "--ssh-port", str(netns.PORT), "--ssh-identity-file", netns.KEY, "--network-interfaces", "eth0",
         ]  # fmt: skip
         environment = {**DEFAULTS, **os.environ, **(env or {})}
         return Job(self, [*launcher, *command], environment, stream, schedule)
+
+    def _fixed(self, slots: int) -> list[str]:
+        return ["-np", str(self.hosts * slots), "-H", ",".join(f"{address}:{slots}" for address in self.addresses)]
+
+    def _elastic(self, slots: int, min_ranks: int) -> list[str]:
+        ranks = len(self._offered) * slots
+        if not 1 <= min_ranks <= ranks:
+            raise ValueError(
+                f"`min_ranks` must be in 1..{ranks}, which start. Received: min_ranks={min_ranks}. Try {ranks}."
+            )
+        numbers = ["-np", str(ranks), "--min-np", str(min_ranks), "--slots-per-host", str(slots)]
+        return [*numbers, "--host-discovery-script", f"cat {netns.OFFER}"]
 
     def horovodrun(self, command: Sequence[str], limit_seconds: float | None = None, **options: Any) -> Done:
         """Run a command to its end or the limit; options as those of `start`."""
@@ -259,6 +205,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--rate-schedule", type=parse_schedule, default=(), metavar="0s:RATE,...", help="change all links but those of "
         "--slow while the job runs: 0s:1gbit,20s:100mbit")  # fmt: skip
     add("--limit", type=_seconds, metavar="SECONDS", help="end the job after this time, with exit code 124")
+    add("--min-np", type=_count, metavar="RANKS", help="elastic training: ranks that die are lost, and the job goes on "
+        "while so many are left")  # fmt: skip
     add("--env", type=_variable, action="append", default=[], metavar="NAME=VALUE", help="for all ranks, repeatable")
     add("job", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what every rank runs")
     return parser
@@ -281,8 +229,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lab = NetLab(given.hosts, given.rate, given.slow)
         except ValueError as error:
             parser.error(str(error))
+        if (given.min_np or 1) > given.hosts * given.slots:
+            parser.error(f"argument --min-np: must be in 1..{given.hosts * given.slots}, the ranks that start. "
+                         f"Received: {given.min_np}.")  # fmt: skip
         with lab:
-            started = lab.start(job, given.slots, dict(given.env), stream=True, schedule=given.rate_schedule)
+            started = lab.start(job, given.slots, dict(given.env), True, given.rate_schedule, given.min_np)
             done = started.wait(given.limit)
     except NetLabError as error:
         print(f"netlab: {error}", file=sys.stderr)

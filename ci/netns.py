@@ -26,6 +26,7 @@ SUBNET = "10.77.0"
 MOST_HOSTS = 64
 PORT = 2222
 KEY = "/etc/ssh/lab_key"
+OFFER = "/etc/ssh/lab_hosts"
 UNLIMITED = ("loopback", "none")
 # What a link sends at once after a pause. More would carry small messages past the limit, less costs too much time.
 # 0.5 ms loses a quarter of 1 Gbit/s when other processes keep the limiter from its turn.
@@ -180,6 +181,14 @@ def make_host(name: str, switch: str, number: int, key: Path) -> None:
     call("ip", "-n", switch, "-batch", "-", lines=lines)
     lines = ["link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"]
     call("ip", "-n", name, "-batch", "-", lines=lines)
+
+
+def write_offer(name: str, addresses: Sequence[str]) -> None:
+    """What a host finds in its file `OFFER`, a line per address."""
+    file = FILES / name / "ssh" / Path(OFFER).name
+    unfinished = file.with_suffix(".new")
+    unfinished.write_text("".join(f"{address}\n" for address in addresses))
+    unfinished.replace(file)  # at once: who reads it meanwhile must not miss a host
 
 
 def limit_link(name: str, switch: str, number: int, rate: str) -> None:

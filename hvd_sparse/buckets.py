@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_sparse.types import Spec
@@ -33,11 +34,15 @@ class Parameter:
     """What the plan needs to know. `place`: dtype and device, which no bucket mixes; `lossless`: never compress."""
 
     name: str
-    size: int
-    num_dimensions: int
+    shape: tuple[int, ...]
     place: str
     itemsize: int = 4
     lossless: bool = False
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
 
 
 def plan_buckets(
@@ -58,7 +63,7 @@ def plan_buckets(
         first: number of the first bucket, when others exist already.
 
     Example:
-        >>> layouts = plan_buckets([Parameter("w", 6, 2, "cpu"), Parameter("b", 2, 1, "cpu")], 64, 4)
+        >>> layouts = plan_buckets([Parameter("w", (2, 3), "cpu"), Parameter("b", (2,), "cpu")], 64, 4)
         >>> [(layout.spec.name, layout.spec.size, layout.dense) for layout in layouts]
         [('b0', 2, True), ('b1', 6, False)]
     """
@@ -66,7 +71,7 @@ def plan_buckets(
     open_buckets: dict[tuple[str, bool, int], list[Parameter]] = {}
     closed: list[tuple[bool, list[Parameter]]] = []
     for parameter in reversed(parameters):
-        dense = parameter.lossless or parameter.num_dimensions < 2 or parameter.size < min_size
+        dense = parameter.lossless or len(parameter.shape) < 2 or parameter.size < min_size
         group = group_of.get(parameter.name, -1)
         key = (parameter.place, dense, group)
         members = open_buckets.setdefault(key, [])
@@ -90,9 +95,10 @@ def split_evenly(parameters: Sequence[Parameter], num_groups: int) -> list[list[
     return groups
 
 
-def _layout(name: str, parameters: Iterable[Parameter], dense: bool) -> Layout:
+def _layout(name: str, parameters: Sequence[Parameter], dense: bool) -> Layout:
     members, start = [], 0
     for parameter in parameters:
         members.append(Member(parameter.name, start, parameter.size))
         start += parameter.size
-    return Layout(Spec(name, start), tuple(members), dense)
+    shapes = tuple(parameter.shape for parameter in parameters)
+    return Layout(Spec(name, start, shapes=shapes), tuple(members), dense)

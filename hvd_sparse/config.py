@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from hvd_sparse import registry
@@ -13,8 +14,9 @@ from hvd_sparse.controllers.bandwidth import Bandwidth
 from hvd_sparse.controllers.fixed import Fixed
 from hvd_sparse.controllers.warmup import Warmup
 from hvd_sparse.memories import Memory
-from hvd_sparse.memories.none import NoMemory
+from hvd_sparse.memories.delayed import Delayed
 from hvd_sparse.planner.choice import LADDER
+from hvd_sparse.schemes import Scheme
 from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.sparsifiers import Sparsifier
 from hvd_sparse.types import check_count, check_positive
@@ -25,18 +27,27 @@ from hvd_sparse.wire import WireFormat, wire_format
 class Config:
     """How gradients are exchanged. Made by `Compression.sparse`, which documents the fields."""
 
-    sparsifier: Sparsifier
-    collective: Collective
+    chosen: Scheme  # of the buckets that are compressed
     memory: Memory
     controller: Controller
     bucket_bytes: int  # 0: the front chooses
     min_size: int
     timeout_seconds: float
+    alone: None | Scheme = None  # the scheme, if it has no such parts
 
-    def scheme(self) -> SparseSum:
+    def scheme(self) -> Scheme:
         """The scheme of a bucket that is compressed."""
-        rescale = self.sparsifier.blind and isinstance(self.memory, NoMemory)
-        return SparseSum(self.sparsifier, self.collective, rescale)
+        return self.chosen
+
+    @property
+    def sparsifier(self) -> Any:
+        """Which entries; None if the scheme has no such part."""
+        return getattr(self.chosen, "sparsifier", None)
+
+    @property
+    def collective(self) -> Any:
+        """How their sum travels; None if the scheme has no such part."""
+        return getattr(self.chosen, "collective", None)
 
     def with_buckets(self, usual_bytes: int) -> Config:
         """The same with buckets of the size that suits a front, unless the user has chosen one."""
@@ -44,22 +55,26 @@ class Config:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Groups of ranks that the collective names beside "global"."""
-        return tuple(getattr(self.collective, "groups", ()))
+        """Groups of ranks that the scheme names beside "global"."""
+        return tuple(getattr(self.chosen, "groups", ()))
 
     def describe(self) -> dict[str, str]:
         """Every setting in words: for the log, and to compare ranks."""
-        parts = {name: _words(getattr(self, name)) for name in ("sparsifier", "collective", "memory", "controller")}
+        own = {"sparsifier": self.sparsifier, "collective": self.collective}
+        whole = own if isinstance(self.chosen, SparseSum) else {"scheme": self.chosen}
+        parts = {**whole, "memory": self.memory, "controller": self.controller}
+        words = {name: _words(part) for name, part in parts.items()}
         sizes = {name: str(getattr(self, name)) for name in ("bucket_bytes", "min_size", "timeout_seconds")}
-        return {**parts, **sizes}
+        return {**words, **sizes}
 
 
 def sparse_config(
     density: float = 0.01,
     *,
-    sparsifier: str | Sparsifier = "threshold",
+    sparsifier: None | str | Sparsifier = None,
     collective: None | str | Collective = None,
     wire: None | str | WireFormat = None,
+    scheme: str | Scheme = "sparse",
     memory: str | Memory = "residual",
     controller: None | Controller = None,
     warmup_steps: int = 0,
@@ -71,13 +86,18 @@ def sparse_config(
 
     Args:
         density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
-        sparsifier: which entries: "threshold", "topk", "leader", "random_block", or an object of your own.
-        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical", or an
-            object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
+        sparsifier: which entries: "threshold" (None), "topk", "leader", "importance", "random_block", "random_k",
+            "block_topk", "exclusive", or an object of your own.
+        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical",
+            "gtopk", or an object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
             "owner_reduce" otherwise.
         wire: how entries are written: "fp32" (8 bytes each, the default), "fp16" (6), "compact" (4). Rounding errors
             stay in the memory.
-        memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "none".
+        scheme: the whole of it: "sparse", which consists of the above, or one that has no such parts: "low_rank", whose
+            setting is its rank, not the density (`LowRank(rank=2)` of hvd_sparse.schemes.low_rank), "ok_topk",
+            "sketch", "dense", or an object.
+        memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "sgc" (one
+            momentum for all ranks; the same), "delayed" (applied one step late), "none".
         controller: an object that decides the density; replaces `density` and `warmup_steps`.
         warmup_steps: exchanges over which the density falls to `density` in five stages; 0 for none.
         bucket_bytes: gradients travel in buckets of about this size; a bucket starts as soon as it is complete. None:
@@ -101,22 +121,17 @@ def sparse_config(
         )
     if isinstance(controller, str):
         raise TypeError(f"`controller` must be an object, Warmup(0.01, 1000) say. Received: controller={controller!r}.")
-    selection: Sparsifier = registry.create("sparsifier", sparsifier)
-    if collective is None:
-        collective = "shared_allreduce" if selection.shared_indices else "owner_reduce"
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
         raise ValueError(f"`min_size` must be a number of elements, 0 or more. Received: min_size={min_size!r}.")
-    config = Config(
-        sparsifier=selection,
-        collective=_collective(collective, wire),
-        memory=registry.create("memory", memory),
+    kept: Memory = registry.create("memory", memory)
+    return Config(
+        chosen=_scheme(scheme, sparsifier, collective, wire, kept),
+        memory=kept,
         controller=registry.create("controller", controller),
         bucket_bytes=0 if bucket_bytes is None else check_count(bucket_bytes, "bucket_bytes"),
         min_size=min_size,
         timeout_seconds=float(check_positive(timeout_seconds, "timeout_seconds")),
     )
-    config.scheme()  # refuses parts that do not work together
-    return config
 
 
 def adaptive_config(
@@ -143,7 +158,7 @@ def adaptive_config(
         hysteresis: relative difference in time that a change must make.
         margin: dense stays if compression would not make the exchange faster by this fraction.
         gain_floor: least share of the gradient's energy that is sent, 0.7 say. PyTorch only.
-        settings: all others of `sparse_config`, except `density`, `controller` and `warmup_steps`.
+        settings: all others of `sparse_config`, except `density`, `controller`, `warmup_steps` and `scheme`.
 
     Raises:
         ValueError, TypeError: an argument is out of range, or parts do not work together.
@@ -160,6 +175,16 @@ def adaptive_config(
             )
     # The parts first: the controller predicts the volume of the collective that they come to.
     parts = sparse_config(**settings)
+    if isinstance(parts.memory, Delayed):
+        raise ValueError(
+            "`memory` must not be 'delayed' here: what is hidden behind the next step cannot be measured. Choose "
+            "Compression.sparse(memory='delayed')."
+        )
+    if not isinstance(parts.chosen, SparseSum):
+        raise ValueError(
+            f"`scheme` must be 'sparse' here, whose traffic can be predicted for every density: choose "
+            f"Compression.sparse(scheme=...). Received: scheme={settings['scheme']!r}."
+        )
     controller = Bandwidth(
         budget_seconds, exposed_fraction, ladder, period, hysteresis, margin, gain_floor,
         registry.name_of("collective", parts.collective) or "owner_reduce", _entry_bytes(parts),
@@ -169,12 +194,31 @@ def adaptive_config(
 
 def _entry_bytes(parts: Config) -> float:
     """What an entry takes on the wire, as the planner counts."""
-    if parts.sparsifier.blind:
+    sparsifier: Any = parts.sparsifier
+    if sparsifier.blind:
         return 4  # everybody knows the index
     if parts.sparsifier.shared_indices:
-        return 12 if getattr(parts.sparsifier, "index_carrier", "") == "allreduce" else 8
+        return float(getattr(parts.sparsifier, "entry_bytes", 8))
     collective = getattr(parts.collective, "across", parts.collective)
     return float(getattr(getattr(collective, "wire", None), "entry_bytes", 8))
+
+
+def _scheme(scheme: Any, sparsifier: Any, collective: Any, wire: Any, memory: Memory) -> Scheme:
+    """What was chosen by its parts, or as a whole."""
+    if scheme != "sparse":
+        given = {"sparsifier": sparsifier, "collective": collective, "wire": wire}
+        extra = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        if extra:
+            raise ValueError(
+                f"`scheme` replaces `sparsifier`, `collective` and `wire`: give it alone. "
+                f"Received: scheme={scheme!r}, {', '.join(extra)}."
+            )
+        whole: Scheme = registry.create("scheme", scheme)
+        return whole
+    selection: Sparsifier = registry.create("sparsifier", "threshold" if sparsifier is None else sparsifier)
+    if collective is None:
+        collective = "shared_allreduce" if selection.shared_indices else "owner_reduce"
+    return SparseSum(selection, _collective(collective, wire), selection.blind and not memory.keys)
 
 
 def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Collective:
@@ -185,12 +229,12 @@ def _collective(choice: str | Collective, wire: None | str | WireFormat) -> Coll
             f"`wire` belongs to the collective: {type(choice).__name__}(wire=...). Received: wire={wire!r}."
         )
     chosen = wire_format(wire)
-    if not registry.method_class("collective", choice).needs_shared_indices:  # type: ignore[attr-defined]
+    if "wire" in signature(registry.method_class("collective", choice)).parameters:
         return registry.create("collective", choice, wire=chosen)
     if not chosen.exact:
         raise ValueError(
-            f"`wire` is for collectives that send indices: sums on the way would round, and nobody could keep what "
-            f"they lose. Received: wire={wire!r} with collective={choice!r}."
+            f"`wire` is for collectives that send indices and add nothing on the way: sums would round, and nobody "
+            f"could keep what they lose. Received: wire={wire!r} with collective={choice!r}."
         )
     return registry.create("collective", choice)
 
@@ -210,7 +254,7 @@ def check_wrapping(
     Args:
         config: what `compression` stands for.
         known_ops: Horovod's Average and Sum.
-        momentum: that of the optimizer.
+        momentum: that of the optimizer, or Adam's first one.
     """
     average, total = known_ops
     if not isinstance(config, Config):
@@ -226,7 +270,7 @@ def check_wrapping(
     own = getattr(config.memory, "momentum", None)
     if own and isinstance(momentum, (int, float)) and momentum:
         raise ValueError(
-            f"`memory` applies the momentum itself ({own}): give the optimizer momentum=0. "
+            f"`memory` applies the momentum itself ({own}): give the optimizer momentum=0 (SGD, not Adam). "
             f"Received: momentum={momentum!r}."
         )
     return bool(op == average)
@@ -240,4 +284,4 @@ def _words(part: Any) -> str:
 
 def _plain(value: Any) -> str:
     """The value, unless its repr may hold an address, which differs between ranks."""
-    return repr(value) if isinstance(value, (bool, int, float, str, tuple, type(None))) else type(value).__name__
+    return repr(value) if isinstance(value, (bool, int, float, str, tuple, type(None))) else _words(value)

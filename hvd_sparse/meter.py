@@ -35,8 +35,8 @@ _ALARM = 2.5  # a step so many times as long as usual: decide now
 class Network(Protocol):
     """What the meter needs of the ranks. All of them make the same calls."""
 
-    def allreduce_seconds(self, num_bytes: int) -> float:
-        """How long this rank takes for an allreduce of so many bytes."""
+    def allreduce_seconds(self, num_bytes: int, group: str = "global") -> float:
+        """How long this rank takes for an allreduce of so many bytes among a group of ranks."""
 
     def largest(self, values: list[float]) -> list[float]:
         """The largest of all ranks, place by place."""
@@ -45,16 +45,23 @@ class Network(Protocol):
         """The sum over ranks, place by place."""
 
 
-def measure_link(network: Network, num_ranks: int, most_bytes: int = _PROBE_BYTES[-1]) -> tuple[Link | None, int]:
+def measure_link(
+    network: Network, num_ranks: int, most_bytes: int = _PROBE_BYTES[-1], group: str = "global"
+) -> tuple[Link | None, int]:
     """The link as the slowest rank sees it, and the bytes of the longer allreduce that was timed. Under two seconds.
 
-    No message is longer than `most_bytes`, or 64 KiB. None if a clock is broken.
+    No message is longer than `most_bytes`, or 64 KiB. None if a clock is broken. `group` has `num_ranks` on every host,
+    all of which call this.
     """
-    small = _largest(network, [min(network.allreduce_seconds(_SMALL_BYTES) for _ in range(4))])[0]
+
+    def allreduce(num_bytes: int) -> float:
+        return network.allreduce_seconds(num_bytes, group)
+
+    small = _largest(network, [min(allreduce(_SMALL_BYTES) for _ in range(4))])[0]
     for num_bytes in [size for size in _PROBE_BYTES if size <= max(most_bytes, _PROBE_BYTES[0])]:
-        [large] = _largest(network, [min(network.allreduce_seconds(num_bytes) for _ in range(2))])
+        [large] = _largest(network, [min(allreduce(num_bytes) for _ in range(2))])
         if large > small + _LONG_ENOUGH:  # unless by accident
-            again = min(network.allreduce_seconds(num_bytes) for _ in range(1 + (large < _SHORT)))
+            again = min(allreduce(num_bytes) for _ in range(1 + (large < _SHORT)))
             [large] = _largest(network, [min(large, again)])
         if large > small + _LONG_ENOUGH:
             break
@@ -80,20 +87,24 @@ class Meter:
     def __init__(self, controller: Controller, network: Network, world: World) -> None:
         self.controller = controller
         self.network = network
-        self.rank = world.rank
-        self.num_ranks = world.size
         self.state: State = controller.init()
-        self.link: Any = None  # a Link, once it is measured
+        self.link: Any = None  # a Link between all ranks, once it is measured
+        self.links: dict[str, Link] = {}  # those inside hosts and across, if the collective names them
         self.measured: Measured | None = None
         self.plan = Plan(math.nan, "")
         self.log: MetricsLog | None = None
         self.seconds = 0.0  # that measuring and deciding has taken
-        self._adapts = hasattr(controller, "due") and world.size > 1
         self._probe_bytes = 0  # of the longest message worth sending
         self._look_bytes = 0  # of the message that looks at the link before the next decision
         self._usual = math.inf  # seconds of a step, at the last decision
         self._last_end = math.nan
+        self.meet(world)
         self._restart()
+
+    def meet(self, world: World) -> None:
+        """These are the ranks from now on. If they are others than before, `load` has to follow."""
+        self.rank, self.num_ranks, self.groups = world.rank, world.size, dict(world.groups)
+        self._adapts = hasattr(self.controller, "due") and world.size > 1
 
     def _restart(self) -> None:
         self._num_exchanges = 0  # since the last decision; equal on all ranks, whatever their clocks say
@@ -200,7 +211,10 @@ class Meter:
         if not self.link:
             self._restart()
             return
-        self.measured = Measured(self.num_ranks, num_elements, self.link, compute, step_seconds, overlap, share)
+        num_local = self.groups.get("local", (0, 1))[1]
+        self.measured = Measured(
+            self.num_ranks, num_elements, self.link, compute, step_seconds, overlap, share, self.links, num_local
+        )
         before = self.plan
         self.plan, self.state = self.controller.decide(Seen(step, self.measured), self.state)
         changed = self.plan.density != before.density
@@ -214,10 +228,14 @@ class Meter:
         self._restart()
 
     def _measure(self, why: str, most_bytes: int) -> bool:
-        """Measure the link; whether another one was known and it is much different."""
+        """Measure the links; whether one between all ranks was known and it is much different."""
         before = self.link
         link, self._probe_bytes = measure_link(self.network, self.num_ranks, most_bytes)
         self.link = link or before
+        for group, (_, num_ranks) in self.groups.items():
+            found = measure_link(self.network, num_ranks, most_bytes, group)[0] if num_ranks > 1 else None
+            if found:
+                self.links[group] = found
         if link and self.rank == 0:
             _log.info(
                 "Measured the network (%s): %.2f ms per collective, %.4g Gbit/s.",

@@ -12,17 +12,24 @@ METHODS: dict[str, dict[str, str]] = {
         "threshold": "hvd_sparse.sparsifiers.threshold:Threshold",
         "topk": "hvd_sparse.sparsifiers.topk:TopK",
         "leader": "hvd_sparse.sparsifiers.leader:Leader",
+        "importance": "hvd_sparse.sparsifiers.importance:Importance",
         "random_block": "hvd_sparse.sparsifiers.random_block:RandomBlock",
+        "random_k": "hvd_sparse.sparsifiers.random_k:RandomK",
+        "block_topk": "hvd_sparse.sparsifiers.block_topk:BlockTopK",
+        "exclusive": "hvd_sparse.sparsifiers.exclusive:Exclusive",
     },
     "collective": {
         "owner_reduce": "hvd_sparse.collectives.owner_reduce:OwnerReduce",
         "allgather": "hvd_sparse.collectives.allgather:AllGatherSum",
         "hierarchical": "hvd_sparse.collectives.hierarchical:Hierarchical",
         "shared_allreduce": "hvd_sparse.collectives.shared_allreduce:SharedAllReduce",
+        "gtopk": "hvd_sparse.collectives.gtopk:GTopk",
     },
     "memory": {
         "residual": "hvd_sparse.memories.residual:Residual",
         "momentum": "hvd_sparse.memories.momentum:Momentum",
+        "sgc": "hvd_sparse.memories.sgc:SGC",
+        "delayed": "hvd_sparse.memories.delayed:Delayed",
         "none": "hvd_sparse.memories.none:NoMemory",
     },
     "controller": {
@@ -33,6 +40,9 @@ METHODS: dict[str, dict[str, str]] = {
     "scheme": {
         "sparse": "hvd_sparse.schemes.sparse:SparseSum",
         "dense": "hvd_sparse.schemes.dense:Dense",
+        "low_rank": "hvd_sparse.schemes.low_rank:LowRank",
+        "sketch": "hvd_sparse.schemes.sketch:Sketch",
+        "ok_topk": "hvd_sparse.schemes.ok_topk:OkTopk",
     },
 }
 
@@ -41,7 +51,7 @@ _INTERFACES = {
     "collective": ("needs_shared_indices", "has_quotas", "reduce"),
     "memory": ("keys", "accumulator", "compensate", "update", "for_dense"),
     "controller": ("init", "decide"),
-    "scheme": ("init", "reduce"),
+    "scheme": ("exact", "selects", "init", "reduce"),
 }
 
 

@@ -25,7 +25,7 @@ def pack(world: World, controller: State, parts: Sequence[dict[str, dict[str, An
     """The state of one rank after `world.step` exchanges.
 
     Args:
-        parts: of each bucket, {"memory": {parameter: {key: array}}, "scheme": {bucket: numbers}}.
+        parts: of each bucket, {"memory": {parameter: {key: array}}, "scheme": {bucket: numbers and arrays}}.
     """
     return {
         "version": 1,

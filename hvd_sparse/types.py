@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeVar
 
 Array = Any  # a 1-D numpy.ndarray, torch.Tensor or tf.Tensor: whatever the Ops in use works on
@@ -21,13 +22,20 @@ class HvdSparseError(RuntimeError):
 class Spec:
     """A bucket: known before the first step and equal on every rank.
 
-    `num_blocks`: the collective limits the entries of so many blocks of equal size, see `block_quota`.
+    `num_blocks`: the collective limits the entries of so many blocks of equal size, see `block_quota`. `shapes`: of the
+    parameters that the bucket consists of, in order; () where they are not known.
     """
 
     name: str
     size: int
     dtype: str = "float32"
     num_blocks: int = 1
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Elements of each parameter, as far as they are known."""
+        return tuple(math.prod(shape) for shape in self.shapes)
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ class Reduced:
         finite: 0-d boolean, equal on all ranks: no rank contributed an infinity or NaN.
         left: what stays of the input at the indices of `used`, like its values: rounding errors. None: nothing.
         kept: (n,) all that stays with this rank, where it is not its input less `used`. None: it is.
+        given: (n,) what the optimizer gets in place of `total`. None: it gets that.
     """
 
     total: Array
@@ -57,6 +66,12 @@ class Reduced:
     finite: Any
     left: Array | None = None
     kept: Array | None = None
+    given: Array | None = None
+
+    @property
+    def applied(self) -> Array:
+        """(n,) what the optimizer gets."""
+        return self.total if self.given is None else self.given
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,7 @@ class World:
 
     `groups` maps further group names ("local", "cross") to (rank, size) inside them; "global" is (rank, size). Totals
     are handed out multiplied by `gain`: 1 / P makes them averages, and costs a pass over k entries, not over n.
+    `weights` gives (n,) the bucket's parameters as they are now, equal on all ranks, to a method that asks for them.
     """
 
     rank: int
@@ -72,6 +88,7 @@ class World:
     step: Any = 0
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)
     gain: float = 1.0
+    weights: Callable[[], Array] | None = None
 
     def place(self, group: str) -> tuple[int, int]:
         """(rank, size) inside the group."""
@@ -93,6 +110,12 @@ def block_quota(size: int, num_blocks: int, k: int) -> tuple[int, int]:
 def block_span(size: int, block_size: int, block: int) -> tuple[int, int]:
     """Where a block of a vector of `size` elements begins and ends."""
     return min(block * block_size, size), min((block + 1) * block_size, size)
+
+
+def cut_parts(parts: tuple[int, ...], start: int, stop: int) -> tuple[int, ...]:
+    """What of the parts of a vector lies in its elements [start, stop)."""
+    ends = [min(max(end, start), stop) for end in accumulate(parts, initial=0)]
+    return tuple(end - begin for begin, end in zip(ends, ends[1:]) if end > begin)
 
 
 def listed(names: Iterable[str]) -> str:

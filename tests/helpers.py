@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +153,18 @@ def asks(*requests: Any) -> Any:
     return answers
 
 
+def watched(program: Any, seen: list[Any]) -> Any:
+    """The same program, whose requests are kept."""
+    answer = None
+    while True:
+        try:
+            request = program.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        seen.append(request)
+        answer = yield request
+
+
 @dataclass(frozen=True)
 class Step:
     """What one exchange did, as NumPy arrays by rank. `kept` is None if the memory has no accumulator."""
@@ -160,6 +172,7 @@ class Step:
     accumulated: list[np.ndarray]
     reduced: list[Reduced]
     totals: list[np.ndarray]
+    applied: list[np.ndarray]
     used: list[np.ndarray]
     kept: list[np.ndarray] | None
     rounds: list[Round]
@@ -187,6 +200,7 @@ class Ranks:
         self.number = 0
         slots = 2 if size in (4, 6) else 1  # other sizes are hosts of one rank
         self.groups = hosts(size // slots, slots)
+        self.weights = frozen(np.random.default_rng(1).normal(size=exchange.spec.size), np.float32)  # for who asks
 
     def step(self, grads: Sequence[np.ndarray], k: int) -> Step:
         """One exchange of one gradient per rank."""
@@ -198,7 +212,8 @@ class Ranks:
             for grad, state in zip(inputs, self.states)
         ]
         simulator = Simulator(self.size, ops=backend.ops, groups=self.groups)
-        worlds = [simulator.world(rank, self.number) for rank in range(self.size)]
+        weights = backend.array(self.weights)
+        worlds = [replace(simulator.world(rank, self.number), weights=lambda: weights) for rank in range(self.size)]
         results = simulator.run(
             [
                 self.exchange.step(backend.ops, world, grad, k, state)
@@ -216,6 +231,7 @@ class Ranks:
             accumulated,
             reduced,
             [np.array(backend.numpy(one.total)) for one in reduced],
+            [np.array(backend.numpy(one.applied)) for one in reduced],
             [self._used(one, x) for one, x in zip(reduced, accumulated)],
             None if key is None else [np.array(backend.numpy(state["memory"][key])) for state in self.states],
             simulator.rounds,

@@ -36,6 +36,7 @@ class Alone:
     """A network whose other ranks always measure the same as this one.
 
     Attributes:
+        groups: (ranks, link) of further groups.
         noise: what every time is multiplied by.
         now: seconds; messages take some.
         calls: (name, bytes or number of values).
@@ -43,13 +44,15 @@ class Alone:
 
     link: Link
     num_ranks: int = P
+    groups: dict[str, tuple[int, Link]] = field(default_factory=dict)
     noise: Callable[[], float] = lambda: 1.0
     now: float = 0.0
     calls: list[tuple[str, int]] = field(default_factory=list)
 
-    def allreduce_seconds(self, num_bytes: int) -> float:
-        self.calls.append(("allreduce", num_bytes))
-        exact = self.link.latency + 2 * (self.num_ranks - 1) / self.num_ranks * num_bytes * self.link.seconds_per_byte
+    def allreduce_seconds(self, num_bytes: int, group: str = "global") -> float:
+        self.calls.append(("allreduce" if group == "global" else group, num_bytes))
+        num_ranks, link = self.groups.get(group, (self.num_ranks, self.link))
+        exact = link.latency + 2 * (num_ranks - 1) / num_ranks * num_bytes * link.seconds_per_byte
         taken = exact * self.noise()
         self.now += taken
         return taken
@@ -96,7 +99,8 @@ class Training:
     ) -> None:
         self.network, self.compute, self.hide = network, compute, hide
         self.codec, self.codec_exposed = codec or {}, codec_exposed
-        self.meter = Meter(controller, network, World(rank, network.num_ranks))
+        groups = {name: (0, num_ranks) for name, (num_ranks, _) in network.groups.items()}
+        self.meter = Meter(controller, network, World(rank, network.num_ranks, groups=groups))
         self.noise: Callable[[], float] = lambda: 1.0
         self.pauses: dict[int, float] = {}  # exchange -> seconds
         self.clock: Callable[[float], float] = lambda now: now
@@ -183,8 +187,8 @@ class Rank(Alone):
         super().__init__(link, together.num_ranks)
         self.together, self.rank = together, rank
 
-    def allreduce_seconds(self, num_bytes: int) -> float:
-        taken = super().allreduce_seconds(num_bytes)
+    def allreduce_seconds(self, num_bytes: int, group: str = "global") -> float:
+        taken = super().allreduce_seconds(num_bytes, group)
         self.together.exchange(self.rank, ("allreduce", num_bytes), None)
         return taken
 

@@ -38,6 +38,10 @@ class Snapshot:
 class Replica(Protocol):
     """The model of one rank, in whatever framework."""
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Those of its parameters, in the order of their vector."""
+
     def read(self) -> Snapshot:
         """Copies that later steps leave alone."""
 
@@ -97,7 +101,8 @@ class PeriodicAverager:
             self.schedule.restart()
         if self.settings.sparse and self._exchange is None:
             config = self.settings.sparse
-            self._exchange = Exchange(Spec("model", int(self.anchor.shape[0])), config.scheme(), config.memory)
+            spec = Spec("model", int(self.anchor.shape[0]), shapes=self.replica.shapes)
+            self._exchange = Exchange(spec, config.scheme(), config.memory)
         if self._exchange and not self.residual:
             self.residual = self._exchange.init(self.ops, self.anchor)
 

@@ -136,7 +136,7 @@ def _groups(hvd: Any) -> dict[str, Any]:
 
 
 class _Messages:
-    """See `hvd_sparse.meter.Network`."""
+    """See `hvd_sparse.meter.Network`, of which the ranks of `group` are all."""
 
     def __init__(self, hvd: Any, make: Callable[[Any], Any], group: Any, name: str) -> None:
         self.hvd = hvd
@@ -144,7 +144,7 @@ class _Messages:
         self.group = group
         self.name = name
 
-    def allreduce_seconds(self, num_bytes: int) -> float:
+    def allreduce_seconds(self, num_bytes: int, group: str = "global") -> float:
         return self.seconds("allreduce", num_bytes)
 
     def seconds(self, kind: str, num_bytes: int) -> float:

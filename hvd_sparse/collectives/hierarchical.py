@@ -6,7 +6,7 @@ from hvd_sparse.collectives.owner_reduce import OwnerReduce
 from hvd_sparse.collectives.requests import AllGather, AllReduce
 from hvd_sparse.memories import remainder
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World, block_span
+from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World, block_span, cut_parts
 from hvd_sparse.wire import WireFormat
 
 
@@ -57,7 +57,9 @@ class Hierarchical:
             x = yield AllReduce(x, tag="host", group="local")
         start, stop = block_span(spec.size, size, rank)
         part = ops.pad(x[start:stop], size, 0)
-        return Spec(spec.name, size, spec.dtype, world.place("cross")[1]), part, max(1, k // num_local)
+        padded = (*spec.parts, size * num_local - spec.size) if spec.parts else ()
+        shapes = tuple((length,) for length in cut_parts(padded, rank * size, (rank + 1) * size))
+        return Spec(spec.name, size, spec.dtype, world.place("cross")[1], shapes), part, max(1, k // num_local)
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
         """`x`, `k` and `local` are those of the part; `spec` is the bucket's."""

@@ -10,7 +10,8 @@ from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World
 class SharedAllReduce:
     """One allreduce of k values; the indices are known to everybody.
 
-    Traffic: 2k(P-1)/P words per rank and step, one collective of constant shape.
+    Traffic: 2k(P-1)/P words per rank and step, one collective of constant shape: where less than k is selected, the
+    values are padded.
     Choose it with every sparsifier whose indices are shared. It is refused with the others.
 
     Reference: the reducer of Foroutan Eghlidi and Jaggi, arXiv:2009.09271, and AR-Topk, Tyagi and Swany,
@@ -32,6 +33,7 @@ class SharedAllReduce:
     has_quotas = False
 
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
-        sums = yield AllReduce(local.values, tag=f"values.k{k}")
+        sums = yield AllReduce(ops.pad(local.values, k, 0), tag=f"values.k{k}")
+        sums = sums[: ops.length(local.indices)]
         total = ops.scatter_sum(spec.size, [(local.indices, sums * world.gain)])
         return Reduced(total, used=local, finite=ops.all_finite(sums))

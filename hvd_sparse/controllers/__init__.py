@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hvd_sparse.planner.link import Link
@@ -22,6 +23,8 @@ class Measured:
         step_seconds: of a step with the current plan; infinite if nothing was measured.
         overlap_seconds: how long before the end of backward the exchange begins.
         gain: ||used||^2 / ||x||^2 of the last exchange, mean over ranks; None if it was not measured.
+        links: between the ranks of a host ("local") and of all hosts ("cross"), where the collective tells them apart.
+        num_local: ranks on every host, where it does.
     """
 
     num_ranks: int
@@ -31,6 +34,8 @@ class Measured:
     step_seconds: float = math.inf
     overlap_seconds: float = 0.0
     gain: float | None = None
+    links: Mapping[str, Link] = field(default_factory=dict)
+    num_local: int = 1
 
 
 @dataclass(frozen=True)

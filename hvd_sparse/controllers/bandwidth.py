@@ -129,8 +129,9 @@ class Bandwidth:
         found = {}
         for density in self.ladder():
             traffic = TRAFFIC["dense"] if density == 1 else self._traffic
-            volumes = traffic(n, num_kept(density, n), num_ranks, self.entry_bytes)
-            found[density] = seconds_by_group(dict.fromkeys(volumes, measured.link), volumes)
+            volumes = traffic(n, num_kept(density, n), num_ranks, self.entry_bytes, measured.num_local)
+            links = {**dict.fromkeys(volumes, measured.link), **measured.links}
+            found[density] = seconds_by_group(links, volumes)
         return found
 
     def _observed(self, step: int, measured: Measured, link_seconds: float, state: State) -> State:

@@ -21,6 +21,11 @@ class _Alone:
         return 1
 
 
+def is_elastic() -> bool:
+    """Whether ranks may come and go: horovodrun was given a discovery script, or a least number of ranks."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
 def world_of(process_sets: Mapping[str, Any], step: Any) -> World:
     """The ranks that take part, at exchange number `step`."""
     places = {name: (group.rank(), group.size()) for name, group in process_sets.items()}
@@ -43,6 +48,11 @@ def check_host_groups(hvd: Any, process_set: Any, groups: tuple[str, ...]) -> No
         return
     if process_set.size() != hvd.size():
         raise ValueError("`collective` 'hierarchical' needs all ranks: it cannot be used with `process_set`.")
+    if is_elastic():
+        raise ValueError(
+            "`collective` 'hierarchical' cannot be used with elastic training: a rank that joins would make process "
+            "sets alone. Choose another, owner_reduce say."
+        )
     regular = hvd.size() == hvd.local_size() * hvd.cross_size()
     if not regular or hvd.rank() != hvd.cross_rank() * hvd.local_size() + hvd.local_rank():
         raise ValueError(

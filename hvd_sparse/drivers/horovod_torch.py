@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class HorovodTorch:
     Attributes:
         num_bytes: sent by this rank so far, counted as the simulator counts words.
         trace: where rounds are recorded.
+        agree: called before the next program starts, then set to None: ranks compare their settings.
 
     Raises:
         HvdSparseError: the time is up. ExchangeFailed: Horovod reports that another rank failed.
@@ -65,6 +66,7 @@ class HorovodTorch:
         self.patient = patient
         self.num_bytes = 0.0
         self.trace: Trace | None = None
+        self.agree: Callable[[], None] | None = None
         self._running: dict[str, _Running] = {}
         self._results: dict[str, Any] = {}
 
@@ -74,11 +76,14 @@ class HorovodTorch:
 
     def start(self, name: str, program: Program[Any]) -> None:
         """Run `program` up to its first request. `name` is unique among the programs that run."""
+        agree, self.agree = self.agree, None
+        if agree:
+            agree()
         self._running[name] = _Running(program)
         self._advance(name, None)
 
     def has(self, name: str) -> bool:
-        """Whether this program was started since the last `finish`."""
+        """Whether this program was started and its result is not fetched yet."""
         return name in self._running or name in self._results
 
     def abandon(self) -> None:
@@ -101,8 +106,23 @@ class HorovodTorch:
 
     def finish(self) -> dict[str, Any]:
         """Wait for all programs; their results by name."""
+        self._advance_while(lambda: bool(self._running))
+        results, self._results = self._results, {}
+        return results
+
+    def wait(self, name: str) -> Any:
+        """Wait for one program, while others advance; its result."""
+        self._advance_while(lambda: name in self._running)
+        return self._results.pop(name)
+
+    def run(self, name: str, program: Program[Any]) -> Any:
+        """The result of one program."""
+        self.start(name, program)
+        return self.wait(name)
+
+    def _advance_while(self, unfinished: Callable[[], bool]) -> None:
         since, warned = time.monotonic(), False
-        while self._running:
+        while unfinished():
             if self.poll():
                 since, warned = time.monotonic(), False
                 continue
@@ -113,13 +133,6 @@ class HorovodTorch:
                 _log.warning("%s", self._complaint(waited))
                 warned = True
             time.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS + waited / 4))
-        results, self._results = self._results, {}
-        return results
-
-    def run(self, name: str, program: Program[Any]) -> Any:
-        """The result of one program."""
-        self.start(name, program)
-        return self.finish()[name]
 
     def _advance(self, name: str, answer: Any) -> None:
         running = self._running[name]

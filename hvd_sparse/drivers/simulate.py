@@ -25,7 +25,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Round:
-    """One collective: its kind, tag and shape on rank 0, and the words (4 bytes) that each rank sent or received."""
+    """One collective: its kind, tag and shape on rank 0, and the words (4 bytes) that each rank sent or received.
+
+    Words that only a graph knows, while it is traced, are NaN.
+    """
 
     kind: str
     tag: str
@@ -142,9 +145,10 @@ class Simulator:
 
     def _all_to_all(self, requests: list[AllToAll]) -> tuple[list[Any], list[float]]:
         ranks = range(len(requests))
-        splits = [[int(count) for count in request.splits] for request in requests]
+        splits = [_known(request.splits) for request in requests]
+        traced = not all(isinstance(count, int) for counts in splits for count in counts)
         for request, counts in zip(requests, splits):
-            if len(counts) != len(ranks) or sum(counts) > int(request.tensor.shape[0]):
+            if len(counts) != len(ranks) or not (traced or sum(counts) <= int(request.tensor.shape[0])):
                 raise ValueError(
                     f"`splits` must have one entry per rank ({len(ranks)}) and add up to {request.tensor.shape[0]} "
                     f"rows at most. Received: splits={counts} in {request.tag!r}."
@@ -156,7 +160,8 @@ class Simulator:
             received = [splits[s][r] for s in ranks]
             blocks = [requests[s].tensor[edges[s][r] : edges[s][r + 1]] for s in ranks]
             answers.append((self.ops.concat(blocks), self.ops.integers(received, requests[r].tensor)))
-            words.append(row_words * (max(sum(splits[r]), sum(received)) - splits[r][r]))
+            sent = math.nan if traced else max(sum(splits[r]), sum(received)) - splits[r][r]
+            words.append(row_words * sent)
         return answers, words
 
 
@@ -169,6 +174,15 @@ def hosts(num_hosts: int, slots: int) -> dict[str, list[list[int]]]:
 def run(program: Program[T]) -> T:
     """The result of one program that is alone (P = 1)."""
     return Simulator(1).run([program])[0]
+
+
+def _known(splits: Any) -> list[Any]:
+    """The counts as ints, unless only the graph that is being traced knows them."""
+    size = len(splits) if isinstance(splits, tuple) else int(splits.shape[0])
+    try:
+        return [int(splits[rank]) for rank in range(size)]
+    except TypeError:
+        return [splits[rank] for rank in range(size)]
 
 
 def _describe(request: Request) -> str:

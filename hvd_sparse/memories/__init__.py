@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.types import Array, Reduced, State
 
 
 class Memory(Protocol):
-    """Works elementwise on state arrays of the gradient's shape, so a bucket can be fed parameter by parameter."""
+    """Works elementwise on state arrays of the gradient's shape, so a bucket can be fed parameter by parameter.
+
+    One that gives the optimizer something else than the total also has `shared_keys`, names of further arrays (n,) that
+    are equal on all ranks, and a method `follow(ops, gain, reduced, shared)`: what the optimizer gets, not finite where
+    `reduced` is not, and the next of these arrays. Totals carry `gain`. See `sgc`.
+    """
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -43,3 +48,10 @@ def remainder(ops: Ops, x: Array, reduced: Reduced) -> Array:
     if reduced.left is None:
         return ops.clear(x, reduced.used.indices)
     return ops.put(x, reduced.used.indices, reduced.left)
+
+
+def check_momentum(value: Any) -> float:
+    """Return `value` as a float if it can be a momentum, else raise a ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={value!r}.")
+    return float(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hvd_sparse.memories import Memory, remainder
+from hvd_sparse.memories import Memory, check_momentum, remainder
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.types import Array, Reduced, State, check_positive
 
@@ -46,9 +46,7 @@ class Momentum:
     def __init__(
         self, momentum: float = 0.9, nesterov: bool = False, masking: bool = True, clip_norm: float | None = None
     ) -> None:
-        if isinstance(momentum, bool) or not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
-            raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}.")
-        self.momentum = float(momentum)
+        self.momentum = check_momentum(momentum)
         self.nesterov = bool(nesterov)
         self.masking = bool(masking)
         self.clip_norm = None if clip_norm is None else check_positive(clip_norm, "clip_norm")

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from hvd_sparse.types import Array
 
+PRIME = 2**31 - 1  # products of two residues fit into 63 bits, in Python and in every tensor library
+
 
 class Ops(Protocol):
     """Coarse operations on 1-D arrays, and a few on matrices: B messages, one in each row.
@@ -93,8 +95,8 @@ class Ops(Protocol):
 
         `onto`: at most n elements that the sum begins with, instead of zeros.
 
-        Inside one block indices are unique, except for n itself: padding, which is dropped. The result may reuse the
-        memory of this object's previous result.
+        Index n is padding, which is dropped. Values of a repeated index inside one block add up in whatever order, so
+        that ranks may then differ in the last bits. The result may reuse the memory of this object's previous result.
         """
 
     def clear(self, x: Array, indices: Array) -> Array:
@@ -111,6 +113,18 @@ class Ops(Protocol):
 
     def runs(self, x: Array, shift: Any, starts: Sequence[int], count: int, stride: int) -> Array:
         """(len(starts) * count,) from each start plus `shift` on, `count` elements of x that are `stride` apart."""
+
+    def residues(self, n: int, coefficients: Sequence[int], like: Array) -> Array:
+        """(n,) int32: a polynomial at 0, 1, .. n - 1 modulo PRIME, a hash. Coefficients: of the highest power first."""
+
+    def transpose(self, matrix: Array) -> Array:
+        """(m, B) of a matrix (B, m)."""
+
+    def orthonormal(self, matrix: Array) -> Array:
+        """(B, m) orthonormal columns, of which those of a matrix (B, m), m <= B, are combinations.
+
+        They are m even if the matrix has fewer that are independent, and not finite if the matrix is not.
+        """
 
     def bits(self, values: Array) -> Array:
         """float32 values viewed as int32, bit for bit: for the wire."""
@@ -132,6 +146,9 @@ class Ops(Protocol):
 
     def as_int32(self, indices: Array) -> Array:
         """Indices as int32: for the wire."""
+
+    def as_int64(self, indices: Array) -> Array:
+        """Indices as int64: for sums of them."""
 
     def all_finite(self, x: Array) -> Any:
         """0-d boolean. A vector whose float32 sum overflows counts as not finite: one pass is the price of a look."""

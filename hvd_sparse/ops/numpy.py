@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from hvd_sparse.ops.base import PRIME
 from hvd_sparse.types import Array
 
 
@@ -114,6 +116,16 @@ class NumpyOps:
     def runs(self, x: Array, shift: Any, starts: Sequence[int], count: int, stride: int) -> Array:
         return x[(np.asarray(starts)[:, None] + np.arange(count) * stride + shift).reshape(-1)]
 
+    def residues(self, n: int, coefficients: Sequence[int], like: Array) -> Array:
+        places = np.arange(n)
+        return reduce(lambda value, c: (value * places + c) % PRIME, coefficients, 0 * places).astype(np.int32)
+
+    def transpose(self, matrix: Array) -> Array:
+        return matrix.T
+
+    def orthonormal(self, matrix: Array) -> Array:
+        return np.linalg.qr(matrix)[0]
+
     def bits(self, values: Array) -> Array:
         return np.ascontiguousarray(values, np.float32).view(np.int32)
 
@@ -134,6 +146,9 @@ class NumpyOps:
 
     def as_int32(self, indices: Array) -> Array:
         return indices.astype(np.int32)
+
+    def as_int64(self, indices: Array) -> Array:
+        return indices.astype(np.int64)
 
     def all_finite(self, x: Array) -> Any:
         return np.isfinite(x.sum())

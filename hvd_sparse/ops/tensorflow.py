@@ -8,10 +8,12 @@ optimiser, which rewrites not(|x| <= t) to |x| > t and so loses NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import tensorflow as tf
 
+from hvd_sparse.ops.base import PRIME
 from hvd_sparse.types import Array
 
 _INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by size of the floating-point type in bytes
@@ -145,6 +147,16 @@ class TensorFlowOps:
         first = tf.cast(shift, tf.int32) + tf.constant(starts, tf.int32)
         return tf.gather(x, tf.reshape(first[:, tf.newaxis] + tf.range(count) * stride, [-1]))
 
+    def residues(self, n: int, coefficients: Sequence[int], like: Array) -> Array:
+        places = tf.range(n, dtype=tf.int64)
+        return tf.cast(reduce(lambda value, c: (value * places + c) % PRIME, coefficients, 0 * places), tf.int32)
+
+    def transpose(self, matrix: Array) -> Array:
+        return tf.transpose(matrix)
+
+    def orthonormal(self, matrix: Array) -> Array:
+        return tf.linalg.qr(matrix).q
+
     def bits(self, values: Array) -> Array:
         return tf.bitcast(tf.cast(values, tf.float32), tf.int32)
 
@@ -165,6 +177,9 @@ class TensorFlowOps:
 
     def as_int32(self, indices: Array) -> Array:
         return tf.cast(indices, tf.int32)
+
+    def as_int64(self, indices: Array) -> Array:
+        return tf.cast(indices, tf.int64)
 
     def all_finite(self, x: Array) -> Any:
         return tf.math.is_finite(tf.reduce_sum(x))

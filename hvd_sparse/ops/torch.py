@@ -7,11 +7,14 @@ torch.topk, and its comparison and flatnonzero three times as fast as torch's (1
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 
+from hvd_sparse.ops.base import PRIME
+from hvd_sparse.ops.selection import likely
 from hvd_sparse.types import Array
 
 # Elements per piece when scanning on the CPU: the piece and its masks stay in the second-level cache.
@@ -75,7 +78,7 @@ class TorchOps:
             return torch.topk(x.abs(), k, sorted=False).indices.sort().values
         rows = _magnitude(x).reshape(-1, x.shape[-1])
         shape = (*x.shape[:-1], k)
-        found = _likely(rows, k)
+        found = likely(rows, k)
         if found is not None:
             values = torch.from_numpy(rows.reshape(-1)[found])
             num_rows, width = rows.shape
@@ -204,6 +207,16 @@ class TorchOps:
         length = (count - 1) * stride + 1
         return torch.cat([x[start + shift : start + shift + length : stride] for start in starts])
 
+    def residues(self, n: int, coefficients: Sequence[int], like: Array) -> Array:
+        places = torch.arange(n, device=like.device)
+        return reduce(lambda value, c: (value * places + c) % PRIME, coefficients, 0 * places).int()
+
+    def transpose(self, matrix: Array) -> Array:
+        return matrix.T
+
+    def orthonormal(self, matrix: Array) -> Array:
+        return torch.linalg.qr(matrix).Q
+
     def bits(self, values: Array) -> Array:
         return values.float().contiguous().view(torch.int32)
 
@@ -224,6 +237,9 @@ class TorchOps:
 
     def as_int32(self, indices: Array) -> Array:
         return indices.int()
+
+    def as_int64(self, indices: Array) -> Array:
+        return indices.long()
 
     def all_finite(self, x: Array) -> Any:
         return torch.isfinite(x.sum())
@@ -263,21 +279,6 @@ def _blocks_by_sorting(indices: Array, values: Array, num_blocks: int, size: int
     places[slots], taken[slots] = (indices[order] - block * size).int(), values[order]
     places, by_index = places[:-1].view(num_blocks, quota).sort(dim=1)
     return places, taken[:-1].view(num_blocks, quota).gather(1, by_index)
-
-
-def _likely(rows: Any, k: int) -> Any:
-    """Flat indices of elements among which are the k largest of every row; None where a sample could not tell."""
-    num_rows, width = rows.shape
-    stride = k // 128 | 1  # odd: an even stride would meet the same columns of every layer
-    num_sampled = -(-width // stride)
-    rank = k * num_sampled // width
-    rank += rank // 4 + 4 * int(rank**0.5)  # more than k are above the sample's element of this rank, nearly always
-    if stride < 3 or rank >= num_sampled // 2:
-        return None
-    limit = np.partition(rows[:, ::stride], num_sampled - rank)[:, num_sampled - rank, None]
-    found = np.flatnonzero(rows >= limit)
-    counts = np.bincount(found // width, minlength=num_rows)
-    return found if counts.min() >= k and len(found) <= 4 * k * num_rows else None
 
 
 def _magnitude(x: Array) -> Any:

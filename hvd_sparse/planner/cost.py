@@ -47,6 +47,12 @@ def gather(n: int, k: int, num_ranks: int, entry_bytes: float = 8) -> Traffic:
     return _traffic(num_ranks, 1, entry_bytes * k * (num_ranks - 1))
 
 
+def tree(n: int, k: int, num_ranks: int, entry_bytes: float = 8) -> Traffic:
+    """`gtopk`: k entries in every round up the tree, and once for everybody."""
+    num_rounds = 1 + (num_ranks - 1).bit_length()
+    return _traffic(num_ranks, num_rounds, num_rounds * entry_bytes * k)
+
+
 def hierarchical(n: int, k: int, num_ranks: int, entry_bytes: float = 8, num_local: int = 1) -> dict[str, Traffic]:
     """`hierarchical`: dense inside a host of `num_local` ranks, and every rank's part of it as `flat` across hosts.
 
@@ -81,6 +87,7 @@ TRAFFIC: dict[str, Callable[..., dict[str, Traffic]]] = {
     "owner_reduce": _over_all_ranks(flat),
     "allgather": _over_all_ranks(gather),
     "shared_allreduce": _over_all_ranks(shared),
+    "gtopk": _over_all_ranks(tree),
     "hierarchical": hierarchical,
 }
 

@@ -25,7 +25,10 @@ class Dense:
         array([2., 1.], dtype=float32)
     """
 
-    def init(self, ops: Ops, spec: Spec) -> State:
+    exact = True
+    selects = False
+
+    def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
         return {}
 
     def reduce(

@@ -40,6 +40,9 @@ class SparseSum:
         array([5., 0., 7.], dtype=float32)
     """
 
+    exact = True
+    selects = True
+
     def __init__(self, sparsifier: Sparsifier, collective: Collective, rescale: bool = False) -> None:
         names = f"sparsifier={type(sparsifier).__name__}, collective={type(collective).__name__}"
         if collective.needs_shared_indices and not sparsifier.shared_indices:
@@ -57,8 +60,13 @@ class SparseSum:
         self.sparsifier = sparsifier
         self.collective = collective
         self.rescale = rescale
+        self.groups = tuple(getattr(collective, "groups", ()))
 
-    def init(self, ops: Ops, spec: Spec) -> State:
+    @property
+    def conserves(self) -> bool:
+        return bool(getattr(self.collective, "conserves", True))
+
+    def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
         return self.sparsifier.init(ops, spec)
 
     def reduce(
@@ -79,5 +87,7 @@ class SparseSum:
             values = ops.where(ops.all_finite(x), values, values * float("nan"))
         if self.rescale:
             world = replace(world, gain=world.gain * spec.size / k)
-        reduced = yield from self.collective.reduce(ops, world, spec, x, k, Sparse(indices, values, part.size))
+        capacity: Any = getattr(self.sparsifier, "capacity", None)
+        most = capacity(spec, k, world.size) if capacity else k
+        reduced = yield from self.collective.reduce(ops, world, spec, x, most, Sparse(indices, values, part.size))
         return reduced, state

@@ -59,12 +59,13 @@ class Leader:
     def __init__(self, mode: str = "star", index_carrier: str = "allreduce") -> None:
         if mode not in MODES:
             raise ValueError(f"`mode` must be one of {listed(MODES)}. Received: mode={mode!r}.")
-        if index_carrier not in INDEX_CARRIERS:
-            raise ValueError(
-                f"`index_carrier` must be one of {listed(INDEX_CARRIERS)}. Received: index_carrier={index_carrier!r}."
-            )
         self.mode = mode
-        self.index_carrier = index_carrier
+        self.index_carrier = check_index_carrier(index_carrier)
+
+    @property
+    def entry_bytes(self) -> int:
+        """An index that is summed takes as much as a value."""
+        return {"allreduce": 12, "broadcast": 8}[self.index_carrier]
 
     def init(self, ops: Ops, spec: Spec) -> State:
         return {}
@@ -77,7 +78,7 @@ class Leader:
             energies = yield AllGather(energy, tag="energies", same_length=True)
             root = _first_largest(ops, energies, world.size)
         if self.index_carrier == "broadcast":
-            root = _known(root)
+            root = as_known(root)
         sent = ops.as_int32(ops.zeros(k, x))
         if not isinstance(root, int):  # known to the data only: every rank must have its own ready
             own = ops.as_int32(ops.top_abs(x, k)) if own is None else own
@@ -101,7 +102,15 @@ def _first_largest(ops: Ops, scores: Array, num_ranks: int) -> Any:
     return num_ranks - ops.row_max(ops.reshape(found, (1, num_ranks)), 0)[0, 0]
 
 
-def _known(root: Any) -> int:
+def check_index_carrier(name: str) -> str:
+    """`name` if it is one of INDEX_CARRIERS."""
+    if name not in INDEX_CARRIERS:
+        raise ValueError(f"`index_carrier` must be one of {listed(INDEX_CARRIERS)}. Received: index_carrier={name!r}.")
+    return name
+
+
+def as_known(root: Any) -> int:
+    """A root's rank as the number that a broadcast needs; an error in a graph, where it is a tensor."""
     try:
         return int(root)
     except TypeError as error:

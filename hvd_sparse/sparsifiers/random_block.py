@@ -11,6 +11,21 @@ from hvd_sparse.types import Array, Program, Spec, State, World
 _PRIME = 2**31 - 1  # products of two residues fit into 63 bits, in Python and in every tensor library
 
 
+def draw(seed: int, name: str, step: Any) -> Any:
+    """A pseudo-random number below 2^31 - 1 that follows from its arguments: an int, or a tensor if `step` is one."""
+    mixed = (zlib.crc32(f"{seed}:{name}".encode()) + step * 1_640_531_527) % _PRIME
+    mixed = (mixed * mixed + 69_621) % _PRIME
+    mixed = (mixed * 48_271 + step) % _PRIME
+    return mixed * mixed % _PRIME
+
+
+def check_seed(seed: Any) -> int:
+    """Return `seed` if it is an int, else raise a TypeError that names it."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"`seed` must be an int. Received: seed={seed!r}.")
+    return seed
+
+
 class RandomBlock:
     """k consecutive coordinates (wrapping around) from a start that is hashed from seed, bucket and step.
 
@@ -38,19 +53,14 @@ class RandomBlock:
     blind = True
 
     def __init__(self, seed: int = 0) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"`seed` must be an int. Received: seed={seed!r}.")
-        self.seed = seed
+        self.seed = check_seed(seed)
 
     def init(self, ops: Ops, spec: Spec) -> State:
         return {}
 
     def start(self, spec: Spec, step: Any) -> Any:
         """First coordinate of the block in exchange number `step`."""
-        mixed = (zlib.crc32(f"{self.seed}:{spec.name}".encode()) + step * 1_640_531_527) % _PRIME
-        mixed = (mixed * mixed + 69_621) % _PRIME
-        mixed = (mixed * 48_271 + step) % _PRIME
-        return mixed * mixed % _PRIME % spec.size
+        return draw(self.seed, spec.name, step) % spec.size
 
     def select(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State) -> Program[tuple[Any, State]]:
         return ops.wrapped_range(self.start(spec, world.step), k, spec.size, x), state

@@ -41,6 +41,8 @@ def DistributedOptimizer(
     groups: int | None = None,
     process_set: _Any = _horovod.global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    metrics_log: _Any = None,
 ) -> _Any:
     """Average gradients over ranks, sparsely, in a Keras optimizer: the same object, wrapped in place.
 
@@ -48,5 +50,5 @@ def DistributedOptimizer(
     """
     return _wrap_optimizer(
         optimizer, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups,
-        backward_passes_per_step, average_aggregated_gradients, process_set,
+        backward_passes_per_step, average_aggregated_gradients, process_set, metrics_log,
     )  # fmt: skip

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.buckets import plan_buckets, split_evenly
+from hvd_sparse.buckets import Layout, plan_buckets, split_evenly
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.exchange import bucket_exchange
 from hvd_sparse.meter import Meter
@@ -133,7 +134,7 @@ class Averager:
             averages, totals = tf.switch_case(tf.ensure_shape(rung, []), branches)
         with tf.control_dependencies(list(averages.values())):
             seconds = tf.timestamp() - started
-            if len(self._ladder) > 1:
+            if len(self._ladder) > 1 or self.meter.log:
                 tf.numpy_function(self._after_exchange, [step, seconds], [])
         self._totals.assign_add(tf.stack([totals[0], seconds, totals[1]]))
         self.watchdog.end(self.step, seconds)
@@ -143,11 +144,11 @@ class Averager:
         share = 1.0 / self.driver.world(0).size if self.request.average else 1.0
         later, gain = (share, 1.0) if self.request.half else (1.0, share)  # not in 16 bits
         world = replace(self.driver.world(step), gain=gain)
+        variables = {self._names[id(variable)]: variable for variable in self._variables}
         for bucket in self.buckets:
-            members = [tf.reshape(tf.convert_to_tensor(grads[m.name]), [-1]) for m in bucket.layout.members]
-            flat = tf.concat([tf.cast(member, tf.float32) for member in members], 0)
+            seen = replace(world, weights=partial(_flat, bucket.layout, variables))
             k = num_kept(density, bucket.layout.spec.size)
-            self.driver.start(bucket.layout.spec.name, bucket.program(world, flat, k))
+            self.driver.start(bucket.layout.spec.name, bucket.program(seen, _flat(bucket.layout, grads), k))
         rows = [slot for slot in self._plan.slots if slot.name in self._plan.rows]
         for slot in rows:
             values = tf.cast(tf.reshape(grads[slot.name].values, [-1, slot.width]), tf.float32)
@@ -160,7 +161,7 @@ class Averager:
         for bucket in self.buckets:
             reduced = results[bucket.layout.spec.name]
             finite.append(reduced.finite)
-            parts = tf.split(tf.cast(reduced.total, tf.float32) * later, [m.size for m in bucket.layout.members])
+            parts = tf.split(tf.cast(reduced.applied, tf.float32) * later, [m.size for m in bucket.layout.members])
             averages.update((m.name, part) for m, part in zip(bucket.layout.members, parts))
         averages.update((slot.name, results[f"rows.{slot.name}"] * share) for slot in rows)
         averages = {s.name: tf.cast(tf.reshape(averages[s.name], s.shape), s.dtype) for s in self._plan.slots}
@@ -172,6 +173,8 @@ class Averager:
         return np.int32(self._ladder.index(self.counters.density))
 
     def _after_exchange(self, step: Any, seconds: Any) -> None:
+        if len(self._ladder) == 1:
+            self.meter.next_plan(int(step))
         compressed = sum(bucket.layout.spec.size for bucket in self.buckets if not bucket.layout.dense)
         self.meter.after_exchange(int(step), time.perf_counter(), float(seconds), num_elements=compressed)
 
@@ -203,3 +206,9 @@ class Averager:
         norm = sum(bucket.norm_squared() for bucket in self.buckets) ** 0.5
         counters.reason = self.meter.plan.reason
         return {**counters.as_dict(num_bytes, norm), **self.meter.as_dict()}
+
+
+def _flat(layout: Layout, tensors: dict[str, Any]) -> Any:
+    """(n,) float32: the bucket's part of tensors or variables by name."""
+    members = [tf.reshape(tf.convert_to_tensor(tensors[member.name]), [-1]) for member in layout.members]
+    return tf.concat([tf.cast(member, tf.float32) for member in members], 0)

@@ -57,12 +57,14 @@ class Bucket:
         return float(self.ops.norm_squared(self.memory[key].value())) if key else 0.0
 
     def save(self) -> dict[str, dict[str, Any]]:
-        """{"memory": {parameter: {key: array}}, "scheme": {bucket: numbers}}."""
+        """{"memory": {parameter: {key: array}}, "scheme": {bucket: numbers and arrays}}."""
         flat = {key: variable.numpy() for key, variable in self.memory.items()}
         memory = {
             m.name: {key: array[m.start : m.start + m.size] for key, array in flat.items()} for m in self.layout.members
         }
-        return {"memory": memory, "scheme": {self._signature(): {k: v.numpy().item() for k, v in self.scheme.items()}}}
+        scheme = {key: variable.numpy() for key, variable in self.scheme.items()}
+        scheme = {key: value if value.ndim else value.item() for key, value in scheme.items()}
+        return {"memory": memory, "scheme": {self._signature(): scheme}}
 
     def load(self, memory: dict[str, dict[str, Any]], scheme: dict[str, Any]) -> None:
         """Take over what was saved for these parameters."""
@@ -73,7 +75,8 @@ class Bucket:
                     flat[member.start : member.start + member.size] = memory[member.name][key].reshape(-1)
             variable.assign(flat)
         for key, value in scheme.get(self._signature(), {}).items():
-            self.scheme[key].assign(value)
+            if key in self.scheme:  # it may be another scheme's
+                self.scheme[key].assign(value)
 
     def _signature(self) -> str:
         return f"{self.layout.spec.name}:{self.layout.spec.size}"

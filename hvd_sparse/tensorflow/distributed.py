@@ -8,6 +8,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
+from hvd_sparse.records import MetricsLog, open_for_rank
 from hvd_sparse.tensorflow import legacy
 from hvd_sparse.tensorflow.averager import Averager
 from hvd_sparse.tensorflow.request import WrapRequest, agreed_driver, check_request
@@ -26,17 +27,20 @@ def wrap_optimizer(
     passes: Any,
     average_passes: bool,
     process_set: Any,
+    metrics_log: Any = None,
 ) -> Any:
     """What both facades' `DistributedOptimizer` do, which document the arguments."""
     if not hvd.is_initialized():
         raise ValueError("Horovod is not initialised: call hvd.init() before wrapping an optimizer.")
     if not process_set.included():
         return optimizer
-    request, refusal = WrapRequest(), None
+    request, refusal, file = WrapRequest(), None, None
     try:
         optimizer = _checked_optimizer(optimizer, passes)
-        momentum = getattr(optimizer, "momentum", 0.0)
+        momentum = getattr(optimizer, "momentum", 0.0) or getattr(optimizer, "beta_1", 0.0)
         request = check_request(compression, sparse_as_dense, op, predivide, groups, passes, average_passes, momentum)
+        if not hasattr(optimizer, "wrap_request"):
+            file = open_for_rank("metrics_log", metrics_log, process_set.rank())
     except (ValueError, TypeError) as error:
         refusal = error
     already = None if refusal else getattr(optimizer, "wrap_request", None)
@@ -46,6 +50,8 @@ def wrap_optimizer(
         return optimizer
     driver = agreed_driver(process_set, request, refusal)
     averager = Averager(request, driver) if driver else None
+    if averager and file:
+        averager.meter.log = MetricsLog(file)
     (legacy.put_on if legacy.is_legacy(optimizer) else put_on)(optimizer, request, averager)
     if averager and getattr(optimizer, "_trainable_variables", None):  # built already
         averager.prepare(optimizer._trainable_variables)

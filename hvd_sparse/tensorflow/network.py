@@ -30,10 +30,10 @@ class TensorFlowNetwork:
     def __init__(self, driver: HorovodTensorFlow) -> None:
         self._driver = driver
 
-    def allreduce_seconds(self, num_bytes: int) -> float:
+    def allreduce_seconds(self, num_bytes: int, group: str = "global") -> float:
         message = tf.zeros([num_bytes // 4])
         started = time.perf_counter()
-        self._reduced(message, hvd.Sum)
+        self._reduced(message, hvd.Sum, group)
         return time.perf_counter() - started
 
     def largest(self, values: list[float]) -> list[float]:
@@ -42,5 +42,5 @@ class TensorFlowNetwork:
     def total(self, values: list[float]) -> list[float]:
         return self._reduced(as_tensor(np.array(values)), hvd.Sum).tolist()
 
-    def _reduced(self, message: Any, op: Any) -> Any:
-        return hvd.allreduce(message, op=op, process_set=self._driver.process_sets["global"]).numpy()
+    def _reduced(self, message: Any, op: Any, group: str = "global") -> Any:
+        return hvd.allreduce(message, op=op, process_set=self._driver.process_sets[group]).numpy()

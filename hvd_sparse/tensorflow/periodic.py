@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import zlib
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from hvd_sparse.averaging.averager import PeriodicAverager, Snapshot, nothing_to
 from hvd_sparse.averaging.outer import is_outer
 from hvd_sparse.averaging.round import Outcome
 from hvd_sparse.averaging.settings import Settings, check_settings
+from hvd_sparse.drivers.groups import is_elastic
 from hvd_sparse.ops.tensorflow import TensorFlowOps
 from hvd_sparse.tensorflow.eager import EagerTensorFlow
 from hvd_sparse.tensorflow.texts import exchange_text
@@ -89,7 +89,7 @@ class PeriodicAveraging:
             request = {**settings.describe(), "parameters": replica.describe()}
             if outer is not None and not is_outer(outer):
                 raise TypeError(f"`outer` must be OuterSGD(...) or None. Received: outer={outer!r}.")
-            if os.environ.get("HOROVOD_ELASTIC") == "1":
+            if is_elastic():
                 raise ValueError("Periodic averaging in TensorFlow cannot be used with elastic training.")
         except (ValueError, TypeError) as error:
             refusal = error
@@ -163,6 +163,10 @@ class _Replica:
         wrong = [v.name for v in self.variables if not v.dtype.is_floating]
         if wrong or not self.variables:
             raise ValueError(f"`variables` must be of floating-point dtypes, at least one. Received: {wrong}.")
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(variable.shape) for variable in self.variables)
 
     def read(self) -> Snapshot:
         given = _flat(self.given) if self.given else None

@@ -49,7 +49,7 @@ class Plan:
     def parameters(self) -> list[Parameter]:
         """What goes into buckets."""
         return [
-            Parameter(slot.name, math.prod(slot.shape), len(slot.shape), "", lossless=slot.name in self.row_sparse)
+            Parameter(slot.name, slot.shape, "", lossless=slot.name in self.row_sparse)
             for slot in self.slots
             if slot.name not in self.rows
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,7 @@ import horovod.tensorflow as hvd
 
 from hvd_sparse.agreement import compare, next_prefix, statement
 from hvd_sparse.config import Config, adaptive_config, check_wrapping, sparse_config
-from hvd_sparse.drivers.groups import check_host_groups, make_host_groups
+from hvd_sparse.drivers.groups import check_host_groups, is_elastic, make_host_groups
 from hvd_sparse.drivers.horovod_tensorflow import HorovodTensorFlow
 from hvd_sparse.tensorflow.texts import exchange_text
 
@@ -56,6 +55,11 @@ def check_request(
         config = adaptive_config() if compression is None else compression
     if getattr(getattr(config, "controller", None), "gain_floor", None) is not None:
         raise ValueError("`gain_floor` is for PyTorch: a graph does not tell the gain. Leave it out here.")
+    if is_elastic() and hasattr(getattr(config, "memory", None), "shared_keys"):
+        raise ValueError(
+            f"`memory` must be 'residual', 'momentum' or 'none' in an elastic job: a new rank would lack what the "
+            f"others share. Received: {type(config.memory).__name__}."
+        )
     average = check_wrapping(config, compression, op, (hvd.Average, hvd.Sum), predivide, passes, momentum)
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
         raise ValueError(f"`groups` must be an int here: a number of buckets. Received: groups={groups!r}.")
@@ -85,4 +89,4 @@ def agreed_driver(
     if refusal is not None:
         raise refusal
     driver.process_sets = make_host_groups(hvd, process_set, groups)
-    return driver if process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1" else None
+    return driver if process_set.size() > 1 or is_elastic() else None

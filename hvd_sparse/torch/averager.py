@@ -66,7 +66,6 @@ class Averager:
         self.num_exchanges = 0
         self.meter = Meter(config.controller, TorchNetwork(driver, next(iter(names)).device), driver.world(0))
         self.loaded: dict[str, Any] | None = None  # a saved state, for buckets that are not planned yet
-        self.averaged = False  # p.grad holds averages, and nothing was added since
         self.stepping = False  # inside the optimizer's step()
         self.closed = False
         self._pending = False  # the last exchange is neither committed nor discarded
@@ -75,10 +74,10 @@ class Averager:
         self._row_sparse: dict[_Param, None] = {}  # a list would compare tensors by their values
         self._forget_gradients()
         self.hooks = BackwardHooks(self._before_accumulation, self._after_accumulation, self._end_pass)
-        for parameter in names:
-            self.hooks.watch(parameter)
+        self.adopt({})
 
     def _forget_gradients(self) -> None:
+        self.averaged = False  # p.grad holds averages, and nothing was added since
         self._open = False  # gradients have arrived since the last exchange
         self._adding = False  # they were added to averages that had not been zeroed
         self._touched: set[_Param] = set()
@@ -112,9 +111,8 @@ class Averager:
         # Inside step() the optimizer has consumed the last result (LBFGS). One that was not zeroed is consumed too,
         # since the next is added to it. Otherwise it was thrown away.
         self.settle(used=self.stepping or self._adding)
-        if self._adding:
-            for bucket in self.buckets:
-                bucket.ops.forget()
+        for bucket in self.buckets if self._adding else ():
+            bucket.ops.forget()
         self._scale = float(self.grad_scaler.get_scale()) if self.grad_scaler is not None else 1.0
         self._density = self.meter.next_plan(self.num_exchanges).density
 
@@ -158,13 +156,17 @@ class Averager:
         try:
             return self._exchange(active, failure)
         except BaseException:
-            self.driver.abandon()
-            self.hooks.reset()
-            self.settle(used=False)
-            self._forget_gradients()
-            for bucket in self.buckets:
-                bucket.reset()
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """Forget the exchange that is going on, and what was accumulated for it."""
+        self.driver.abandon()
+        self.hooks.reset()
+        self.settle(used=False)
+        self._forget_gradients()
+        for bucket in self.buckets:
+            bucket.reset()
 
     def _exchange(self, active: bool, failure: str) -> Census:
         self._begin()
@@ -183,9 +185,8 @@ class Averager:
             self._plan_buckets([p for p in self.names if p.requires_grad and p not in self._row_sparse])
         for parameter in self._touched:
             self._feed(parameter)
-        for bucket in self.buckets:
-            if not bucket.started:
-                self._start(bucket)
+        for bucket in [bucket for bucket in self.buckets if not bucket.started]:
+            self._start(bucket)
         for parameter in self._row_sparse:
             self._start_rows(parameter)
         results.update(self.driver.finish())
@@ -259,7 +260,6 @@ class Averager:
         """`zero_grad` was called."""
         self.settle(used=self.stepping)
         self._forget_gradients()
-        self.averaged = False
 
     def save(self) -> dict[str, Any]:
         """What `load` takes; see `hvd_sparse.saved_state`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,16 +71,15 @@ class Bucket:
         for member in self._absent:
             for flat in (x, *self.reached.values()):
                 _part(flat, member).zero_()
-        reduced, scheme = yield from self.exchange.scheme.reduce(
-            self.ops, world, self.exchange.spec, x, k, self.state["scheme"]
-        )
+        world = replace(world, weights=self._weights)
+        reduced, scheme = yield from self.exchange.reduce(self.ops, world, x, k, self.state["scheme"])
         self._outcome = (reduced, {"memory": self.reached, "scheme": scheme})
         return reduced
 
     def averages(self, reduced: Reduced) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """The total as one tensor per parameter: views of one flat buffer in the parameters' dtype."""
+        """What to apply as one tensor per parameter: views of one flat buffer in the parameters' dtype."""
         self.reset()
-        flat = reduced.total.to(self.parameters[0].dtype)
+        flat = reduced.applied.to(self.parameters[0].dtype)
         return {p: _part(flat, m).view(p.shape) for p, m in zip(self.parameters, self.layout.members)}
 
     def reset(self) -> None:
@@ -105,6 +105,14 @@ class Bucket:
         """The last exchange's result is thrown away: the memory stays as it was before."""
         self._outcome = None
 
+    def residuals(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """What each parameter's memory has not sent yet, as views; of compressed buckets."""
+        key = self.exchange.memory.accumulator
+        if key is None or self.layout.dense:
+            return {}
+        flat = self.state["memory"][key]
+        return {p: _part(flat, m).view(p.shape) for p, m in zip(self.parameters, self.layout.members)}
+
     def norm_squared(self) -> float:
         """Sum of squares of what has not been sent yet."""
         accumulator = self.exchange.memory.accumulator
@@ -122,7 +130,8 @@ class Bucket:
         for member, parameter in zip(self.layout.members, self.parameters):
             parts = {key: _part(flat, member).view(parameter.shape) for key, flat in self.state["memory"].items()}
             memory[member.name] = {key: part.detach().cpu().clone() for key, part in parts.items()}
-        return {"memory": memory, "scheme": {self._signature(): dict(self.state["scheme"])}}
+        scheme = {k: v.detach().cpu().clone() if torch.is_tensor(v) else v for k, v in self.state["scheme"].items()}
+        return {"memory": memory, "scheme": {self._signature(): scheme}}
 
     def load(self, memory: dict[str, dict[str, torch.Tensor]], scheme: dict[str, Any]) -> list[str]:
         """Take over what was saved for these parameters; the names of those without a usable entry."""
@@ -134,11 +143,17 @@ class Bucket:
                 continue
             for key, flat in self.state["memory"].items():
                 _part(flat, member).copy_(saved[key].reshape(-1))
-        self.state["scheme"].update(scheme.get(self._signature(), {}))
+        for key, value in scheme.get(self._signature(), {}).items():
+            if key in self.state["scheme"]:  # it may be another scheme's
+                on_device = value.to(self.parameters[0].device) if torch.is_tensor(value) else value
+                self.state["scheme"][key] = on_device
         return missing
 
     def _signature(self) -> str:
         return f"{self.layout.spec.name}:{self.layout.spec.size}"
+
+    def _weights(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().reshape(-1).float() for parameter in self.parameters])
 
     def _accumulator(self) -> torch.Tensor:
         if self._own_x is not None:
@@ -152,7 +167,7 @@ def make_buckets(
 ) -> list[Bucket]:
     """The buckets of these parameters (by name, in order of registration), numbered from `first`."""
     described = [
-        Parameter(name, p.numel(), p.dim(), f"{p.dtype} {p.device.type}", p.element_size())
+        Parameter(name, tuple(p.shape), f"{p.dtype} {p.device.type}", p.element_size())
         for name, p in parameters.items()
     ]
     buckets = []

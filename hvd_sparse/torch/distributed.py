@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,11 +10,14 @@ import horovod.torch as hvd
 import torch
 
 from hvd_sparse.agreement import next_prefix
-from hvd_sparse.drivers.groups import check_host_groups, make_host_groups
+from hvd_sparse.drivers.groups import check_host_groups, is_elastic, make_host_groups
 from hvd_sparse.drivers.horovod_torch import HorovodTorch
+from hvd_sparse.memories.delayed import Delayed
 from hvd_sparse.records import MetricsLog, Trace, open_for_rank
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.averager import Averager
+from hvd_sparse.torch.delayed import DelayedAverager
+from hvd_sparse.torch.elastic_state import check_elastic, register_handlers
 from hvd_sparse.torch.profile import Profile
 from hvd_sparse.torch.request import WrapRequest, check_request
 from hvd_sparse.torch.wrapped import wrap
@@ -68,11 +70,16 @@ def DistributedOptimizer(
 
     Returns:
         `optimizer`, with the further methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step`,
-        `metrics`, `compression_state_dict`, `load_compression_state_dict` and `close`.
+        `metrics`, `compression_state_dict`, `load_compression_state_dict`, `flush`, `local_weights` and `close`.
+
+    Elastic training: wrap outside of the function that `hvd.elastic.run` runs. `hvd.elastic.TorchState` then keeps the
+    residuals as well; after a resize survivors keep theirs, a new rank begins with none, and what a lost rank had not
+    sent is lost. Not with `process_set`, nor with the collective "hierarchical".
 
     Raises:
         ValueError, TypeError: an argument is out of range or cannot be honoured.
-        HvdSparseError: ranks wrap different models or configurations, or another rank refused; on every rank.
+        HvdSparseError: ranks wrap different models or configurations, or another rank refused; on every rank. In
+            elastic training at the first exchange.
     """
     if compression in (hvd.Compression.none, hvd.Compression.fp16):
         _log.info("Horovod's own DistributedOptimizer, as compression=%s asks for.", compression.__name__)
@@ -90,24 +97,31 @@ def DistributedOptimizer(
             optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
             num_groups or groups,
         )  # fmt: skip
+        check_elastic(process_set)
         check_host_groups(hvd, process_set, request.config.groups)
         names = {"metrics_log": metrics_log, "trace": trace, "profile": profile}
+        if hasattr(optimizer, "wrap_request"):  # whose files are in use
+            names = {}
         files = {name: open_for_rank(name, file, process_set.rank()) for name, file in names.items()}
     except (ValueError, TypeError) as error:
         refusal = error
     driver = HorovodTorch(next_prefix(process_set), {"global": process_set}, request.config.timeout_seconds)
-    if process_set.size() > 1:
-        membership.agree(driver, request.describe(), refusal)
+    settings = request.describe()
+    if is_elastic():
+        membership.agree_later(driver, settings)
+    elif process_set.size() > 1:
+        membership.agree(driver, settings, refusal)
     if refusal is not None:
         raise refusal
     driver.process_sets = make_host_groups(hvd, process_set, request.config.groups)
     if already := getattr(optimizer, "wrap_request", None):
-        if already.describe() != request.describe():
+        if already.describe() != settings:
             raise ValueError("`optimizer` is wrapped already, with other settings. Call its close() first.")
         return optimizer
     averager, recorder = None, Profile(files["profile"], request.names) if files["profile"] else None
-    if process_set.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1":
-        averager = Averager(
+    if process_set.size() > 1 or is_elastic():
+        kind = DelayedAverager if isinstance(request.config.memory, Delayed) else Averager
+        averager = kind(
             request.names, request.config, driver, average=op == hvd.Average, passes=request.passes,
             groups=request.groups, sparse_as_dense=sparse_as_dense, grad_scaler=grad_scaler,
         )  # fmt: skip
@@ -122,6 +136,7 @@ def DistributedOptimizer(
         if averager:
             averager.close()
         raise
+    register_handlers()
     if recorder:
         recorder.watch_our_work()
         optimizer.register_step_post_hook(lambda *_: recorder.step_taken())

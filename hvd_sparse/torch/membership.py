@@ -32,6 +32,11 @@ def agree(driver: HorovodTorch, settings: dict[str, Any], refusal: Exception | N
     compare(statements, refusal)
 
 
+def agree_later(driver: HorovodTorch, settings: dict[str, Any]) -> None:
+    """`agree` before the next exchange: a rank that joins an elastic training wraps while the others do not."""
+    driver.agree = lambda: agree(driver, settings, None)
+
+
 def register(averager: Averager, optimizer: torch.optim.Optimizer) -> None:
     """Note a new wrapper. One over the same parameters that was there before stops averaging.
 

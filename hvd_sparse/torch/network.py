@@ -31,10 +31,10 @@ class TorchNetwork:
         self.driver = driver
         self.device = device
 
-    def allreduce_seconds(self, num_bytes: int) -> float:
+    def allreduce_seconds(self, num_bytes: int, group: str = "global") -> float:
         message = torch.zeros(num_bytes // 4, device=self.device)
         started = time.perf_counter()
-        self.driver.start("link", _reduce(message, "sum", str(num_bytes)))
+        self.driver.start("link", _reduce(message, "sum", f"{group}.{num_bytes}", group))
         while not self.driver.poll() and time.perf_counter() - started < _WATCHED_SECONDS:
             time.sleep(_PAUSE_SECONDS)
         self.driver.finish()
@@ -54,5 +54,5 @@ class TorchNetwork:
         return found
 
 
-def _reduce(message: torch.Tensor, op: str, tag: str) -> Program[Any]:
-    return (yield AllReduce(message, tag=tag, op=op))
+def _reduce(message: torch.Tensor, op: str, tag: str, group: str = "global") -> Program[Any]:
+    return (yield AllReduce(message, tag=tag, op=op, group=group))

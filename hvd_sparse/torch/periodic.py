@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import weakref
 from typing import Any
 
@@ -14,12 +13,12 @@ import torch
 from hvd_sparse.agreement import next_prefix
 from hvd_sparse.averaging.averager import PeriodicAverager
 from hvd_sparse.averaging.settings import Settings, check_settings
-from hvd_sparse.drivers.groups import check_host_groups, make_host_groups
+from hvd_sparse.drivers.groups import check_host_groups, is_elastic, make_host_groups
 from hvd_sparse.drivers.horovod_torch import HorovodTorch
 from hvd_sparse.ops.torch import TorchOps
 from hvd_sparse.torch import membership
+from hvd_sparse.torch.elastic_state import check_elastic, register_handlers
 from hvd_sparse.torch.outer import outer_for
-from hvd_sparse.torch.periodic_elastic import register_handler
 from hvd_sparse.torch.periodic_wrapped import check_parameters, wrap
 from hvd_sparse.torch.replica import TorchReplica
 from hvd_sparse.torch.rounds import Rounds
@@ -117,7 +116,6 @@ def PeriodicAveraging(
     """
     if not hvd.is_initialized():
         raise ValueError("Horovod is not initialised: call hvd.init() before wrapping an optimizer.")
-    elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
     settings, refusal, request = Settings(), None, {}
     replica: Any = None
     outer_step: Any = None
@@ -126,7 +124,7 @@ def PeriodicAveraging(
             every_steps, every_seconds, warmup_steps, weights, outer, optimizer_state, buffers, overlap, sparse,
             timeout_seconds,
         )  # fmt: skip
-        _check_elastic(elastic, process_set, settings)
+        _check_elastic(process_set, settings)
         check_host_groups(hvd, process_set, settings.sparse.groups if settings.sparse else ())
         replica = _replica(optimizer, model, buffers)
         outer_step = outer_for(outer, list(replica.names))
@@ -140,18 +138,18 @@ def PeriodicAveraging(
         wrap(optimizer, None, request)
         return optimizer
     driver = HorovodTorch(next_prefix(process_set), {"global": process_set}, settings.timeout_seconds, patient=True)
-    if process_set.size() > 1 and not elastic:
+    if process_set.size() > 1 and not is_elastic():
         membership.agree(driver, request, refusal)
     if refusal is not None:
         raise refusal
     rounds = None
-    if process_set.size() > 1 or elastic:
+    if process_set.size() > 1 or is_elastic():
         driver.process_sets = make_host_groups(hvd, process_set, settings.sparse.groups if settings.sparse else ())
         averager = PeriodicAverager(TorchOps(), replica, settings, outer=outer_step)
         rounds = Rounds(optimizer, averager, driver, lambda: membership.agree(driver, request, None))
     wrap(optimizer, rounds, request)
     _wrapped.append(weakref.ref(optimizer))
-    register_handler()
+    register_handlers()
     if process_set.rank() == 0:
         shown = ", ".join(f"{name}={value}" for name, value in request.items() if name != "parameters")
         _log.info("%s: %d ranks average models; %s", type(optimizer).__name__, process_set.size(), shown)
@@ -204,10 +202,7 @@ def _check_alone() -> None:
         )
 
 
-def _check_elastic(elastic: bool, process_set: Any, settings: Settings) -> None:
-    if elastic and process_set.process_set_id != 0:
-        raise ValueError(
-            f"`process_set` cannot be used with elastic training. Received: process_set={process_set.process_set_id}."
-        )
-    if elastic and settings.overlap:
+def _check_elastic(process_set: Any, settings: Settings) -> None:
+    check_elastic(process_set)
+    if is_elastic() and settings.overlap:
         raise ValueError("`overlap` cannot be used with elastic training: nothing to commit is equal on all ranks.")

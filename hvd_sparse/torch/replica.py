@@ -33,6 +33,10 @@ class TorchReplica:
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self._slots: list[_Slot] = []
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(parameter.shape) for parameter in self.names)
+
     def read(self) -> Snapshot:
         averaged = [*self._averaged_buffers(), *(self._slot_value(slot) for slot in self._slots)]
         given = self._flat(self._given_buffers()) if self.buffers == "rank0" else None

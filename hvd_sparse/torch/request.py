@@ -45,7 +45,7 @@ def check_request(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer. Received: {type(optimizer).__name__}.")
     config = adaptive_config() if compression is None else compression
-    momentum = max((group.get("momentum") or 0.0 for group in optimizer.param_groups), default=0.0)
+    momentum = max((_momentum(group) for group in optimizer.param_groups), default=0.0)
     average = check_wrapping(config, compression, op, (hvd.Average, hvd.Sum), predivide, passes, momentum)
     names = _names(optimizer, named_parameters)
     return WrapRequest(config.with_buckets(_BUCKET_BYTES), names, passes, average, _groups(groups, names))
@@ -80,11 +80,17 @@ def _names(optimizer: torch.optim.Optimizer, named: Iterable[Any] | None) -> dic
     return dict(ours)
 
 
+def _momentum(group: dict[str, Any]) -> Any:
+    """That of SGD and its kin, or the decay of the first moment of Adam and its kin."""
+    first, *_ = group.get("betas") or (0.0,)
+    return group.get("momentum") or first
+
+
 def _groups(groups: Any, names: dict[torch.nn.Parameter, str]) -> list[list[str]] | None:
     if not groups:
         return None
     if isinstance(groups, int) and groups > 0:
-        return split_evenly([Parameter(name, p.numel(), p.dim(), "") for p, name in names.items()], groups)
+        return split_evenly([Parameter(name, tuple(p.shape), "") for p, name in names.items()], groups)
     valid = isinstance(groups, Sequence) and all(isinstance(group, Sequence) for group in groups)
     if not valid or not all(isinstance(p, torch.Tensor) and p in names for group in groups for p in group):
         raise ValueError(

@@ -12,7 +12,9 @@ from hvd_sparse.config import check_passes
 from hvd_sparse.metrics import Counters
 from hvd_sparse.saved_state import pack
 from hvd_sparse.torch.averager import Averager
+from hvd_sparse.torch.delayed import DelayedAverager
 from hvd_sparse.torch.in_place import InPlace, is_broadcasting_state, put_on
+from hvd_sparse.torch.local_weights import local_weights
 from hvd_sparse.torch.request import WrapRequest
 from hvd_sparse.types import World
 
@@ -73,6 +75,16 @@ class Wrapped(InPlace):
         """Take over what this rank saved. See `hvd_sparse.saved_state` for a changed number of ranks."""
         if self.averager:
             self.averager.load(saved)
+
+    def local_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward: take gradients at w - lr v, v being this rank's residual. For SGD."""
+        return local_weights(self, self.averager)
+
+    def flush(self) -> None:
+        """With `memory="delayed"`, on all ranks alike: take a step with what is still in flight. Otherwise nothing."""
+        if isinstance(self.averager, DelayedAverager) and self.averager.flush():
+            self.step()  # type: ignore[attr-defined]
+            self.zero_grad()
 
     def close(self) -> None:
         """Stop averaging and become the plain optimizer again."""

@@ -69,6 +69,23 @@ def case_density_one_is_dense() -> None:
     optimizer.close()
 
 
+def case_adaptive_tells_links_apart() -> None:
+    """Ranks of one host are nearer to each other than hosts are, and the prediction rests on both links."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1024, 512)
+    compression = hvd.Compression.adaptive(collective="hierarchical", min_size=1, period=4)
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), compression)
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.ones(8, 1024)).square().mean().backward()
+        optimizer.step()
+    links = optimizer.averager.meter.measured.links
+    assert links["local"].bandwidth > 1.25e8 > 0.8 * links["cross"].bandwidth
+    assert optimizer.averager.meter.measured.num_local == NUM_LOCAL
+    assert_same_on_ranks(flat(model))
+    optimizer.close()
+
+
 def case_conservation_over_a_run() -> None:
     """A rank keeps what its part of the host's sum has not sent: together that is all that has not arrived."""
     torch.manual_seed(0)

@@ -84,6 +84,8 @@ def test_wrong_labs(options: dict, complaint: str) -> None:
         ("--slow 1 -- true", "argument --slow: slow hosts must be 0:RATE,..., each once. Received: '1'"),
         ("--rate-schedule 5 -- true", "argument --rate-schedule: a schedule must be 0s:RATE,... Received: '5'"),
         ("--limit 0 -- true", "argument --limit: must be a positive number of seconds. Received: '0'"),
+        ("--min-np 0 -- true", "argument --min-np: must be a number in 1..64. Received: '0'"),
+        ("--hosts 2 --min-np 3 -- true", "argument --min-np: must be in 1..2, the ranks that start. Received: 3"),
         ("--env 1 -- true", "argument --env: must be NAME=VALUE. Received: '1'"),
         ("--hosts 2 --", "no command"),
     ],

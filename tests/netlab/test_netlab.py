@@ -140,8 +140,7 @@ def test_two_ranks_on_each_host_a_schedule_and_a_rank_that_is_killed() -> None:
 
 
 OWNER = """
-import signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a shell started the tests in the background
+import time
 from netlab import NetLab
 with NetLab(2) as lab:
     print(lab.popen(1, ["sleep", "1000"]).pid, flush=True)

@@ -595,6 +595,9 @@ def case_elastic_state() -> None:
     try:
         refuses("`process_set` cannot be used with elastic", every_steps=1, process_set=PAIR)
         refuses("`overlap` cannot be used with elastic", every_steps=1, overlap=True)
+        if PAIR.included():
+            with pytest.raises(ValueError, match="`process_set` cannot be used with elastic"):
+                hvd.DistributedOptimizer(sgd(make_model()), process_set=PAIR)
         model = make_model(seed=RANK)
         sparse = hvd.Compression.sparse(0.2, sparsifier="topk")
         optimizer = wrap(model, every_steps=2, outer=hvd.OuterSGD(), sparse=sparse)

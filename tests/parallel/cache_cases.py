@@ -14,6 +14,7 @@ from hvd_sparse.collectives.allgather import AllGatherSum
 from hvd_sparse.collectives.requests import AllGather
 from hvd_sparse.config import Config, sparse_config
 from hvd_sparse.ops.base import Ops
+from hvd_sparse.schemes.ok_topk import OkTopk
 from hvd_sparse.types import Array, Program, Reduced, Sparse, Spec, World
 
 NUM_STEPS = 9  # one of each of KINDS
@@ -34,8 +35,9 @@ class UnevenGather(AllGatherSum):
 
 
 def configurations(every_pair: bool = True) -> dict[str, Config]:
-    """Every legal pair of a sparsifier and a collective, and with the default pair also the other memory and the
-    shortest wire format; by name. Without `every_pair` only those in which a default is, for a front that is slow.
+    """Every legal pair of a sparsifier and a collective that keeps the cache, with the default pair also the other
+    memory and the shortest wire format, and the scheme whose messages vary; by name. Without
+    `every_pair` only those in which a default is, for a front that is slow.
     """
     found: dict[str, Config] = {}
     for sparsifier in registry.METHODS["sparsifier"]:
@@ -44,7 +46,8 @@ def configurations(every_pair: bool = True) -> dict[str, Config]:
         for collective in registry.METHODS["collective"]:
             summation = registry.create("collective", collective)
             usual_pair = collective == usual or (sparsifier == "threshold" and collective != "hierarchical")
-            if not is_legal(selection, summation) or not (usual_pair or every_pair):
+            cached = getattr(summation, "keeps_cache", True)
+            if not cached or not is_legal(selection, summation) or not (usual_pair or every_pair):
                 continue
             variants: list[dict[str, Any]] = [{}]
             # On one host `hierarchical` is dense; tests/netlab has it on several.
@@ -55,6 +58,8 @@ def configurations(every_pair: bool = True) -> dict[str, Config]:
                     DENSITY, sparsifier=sparsifier, collective=collective, min_size=1, bucket_bytes=BUCKET_BYTES,
                     **variant,
                 )  # fmt: skip
+    varying = OkTopk(region_period=1)  # so that every step has all rounds
+    found["ok_topk"] = sparse_config(DENSITY, scheme=varying, min_size=1, bucket_bytes=BUCKET_BYTES)
     return found
 
 

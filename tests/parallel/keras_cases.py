@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -29,6 +30,8 @@ from keras_scenario import (
 
 import hvd_sparse.tensorflow as hvd_tf
 import hvd_sparse.tensorflow.keras as hvd
+from hvd_sparse.schemes.low_rank import LowRank
+from hvd_sparse.schemes.sketch import Sketch
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
@@ -39,7 +42,7 @@ FOLDER.mkdir(exist_ok=True)
 def wrap(optimizer: Any, density: float = 0.25, **arguments: Any) -> Any:
     # The collective that is traced in half the time of the default, which has cases of its own.
     settings = {"sparsifier": "topk", "min_size": 1, "collective": "allgather"}
-    names = ("sparsifier", "collective", "memory", "warmup_steps")
+    names = ("sparsifier", "collective", "scheme", "memory", "warmup_steps")
     settings.update({key: arguments.pop(key) for key in names if key in arguments})
     return hvd.DistributedOptimizer(
         optimizer, compression=hvd.Compression.sparse(density=density, **settings), **arguments
@@ -129,6 +132,43 @@ def case_sparsifiers_and_memories() -> None:
         assert_same_on_ranks(flat(model))
 
 
+def case_a_fixed_density_has_a_metrics_log() -> None:
+    log = FOLDER / "fixed.{rank}.jsonl"
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.05), compression=hvd.Compression.sparse(0.25, min_size=1), metrics_log=log
+    )
+    fit(make_model(), optimizer, data(3))
+    lines = [json.loads(line) for line in (FOLDER / f"fixed.{RANK}.jsonl").read_text().splitlines()]
+    assert [line["density"] for line in lines] == [0.25] * 3
+
+
+def case_schemes_without_a_sparsifier() -> None:
+    """In a graph and eagerly; and a state that was saved goes on with the same bits."""
+    x, y = data(6)
+    half = 3 * BATCH
+    for scheme, runs_eagerly in ((LowRank(1), False), (Sketch(1, 1, 2), False), ("low_rank", True)):
+        models, saved = [make_model() for _ in range(2)], None
+        for model in models:
+            own = {"sparsifier": None, "collective": None, "scheme": scheme}
+            optimizer = wrap(keras.optimizers.SGD(0.05), density=0.1, **own)
+            model.compile(optimizer, loss(), run_eagerly=runs_eagerly)
+            if saved is None:
+                model.fit(x[:half], y[:half], batch_size=BATCH, shuffle=False, verbose=0)
+                saved, weights = optimizer.compression_state_dict(), model.get_weights()
+            else:
+                optimizer.load_compression_state_dict(saved)
+                model.set_weights(weights)
+            model.fit(x[half:], y[half:], batch_size=BATCH, shuffle=False, verbose=0)
+            assert_same_on_ranks(flat(model))
+        assert np.array_equal(flat(models[0]), flat(models[1]))
+        assert optimizer.metrics()["residual_norm"] > 0
+        assert optimizer.metrics()["bytes_sent"] < optimizer.metrics()["bytes_dense"]
+    optimizer = wrap(keras.optimizers.SGD(0.05), sparsifier=None, collective=None, scheme=LowRank(2))
+    optimizer.load_compression_state_dict(saved)  # of rank 4: only the residual fits
+    fit(models[0], optimizer, data(2))
+    assert_same_on_ranks(flat(models[0]))
+
+
 def case_the_tape() -> None:
     model, reference = make_model(), make_model()
     optimizer = keras.optimizers.SGD(0.1)
@@ -174,7 +214,8 @@ def case_the_default_adapts() -> None:
     """In one graph with one thread for its operations: messages between ranks must not wait for another."""
     model = make_model()
     ladder = hvd.Compression.adaptive(ladder=(0.1, 0.01), period=6, min_size=1)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=ladder)
+    log = FOLDER / "metrics.jsonl"
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=ladder, metrics_log=log)
     assert optimizer.metrics()["bandwidth_bytes_per_second"] is None
     fit(model, optimizer, data(24))
     metrics = optimizer.metrics()
@@ -182,6 +223,12 @@ def case_the_default_adapts() -> None:
     assert 0 < metrics["latency_seconds"] < 1
     assert metrics["compute_seconds"] > 0
     assert metrics["reason"]
+    assert log.exists() == (RANK == 0)
+    if RANK == 0:
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [line["step"] for line in lines] == list(range(24))
+        assert lines[-1]["reason"] == metrics["reason"]
+        assert lines[-1]["step_seconds"] > 0
     assert len(set(gathered(np.float64([metrics["density"]])).ravel())) == 1
     assert_same_on_ranks(flat(model))
     with pytest.raises((ValueError, hvd.HvdSparseError), match="gain_floor"):

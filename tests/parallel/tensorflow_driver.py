@@ -19,6 +19,7 @@ from hvd_sparse.memories.residual import Residual
 from hvd_sparse.ops.numpy import NumpyOps
 from hvd_sparse.ops.tensorflow import TensorFlowOps
 from hvd_sparse.schemes.dense import Dense
+from hvd_sparse.schemes.ok_topk import OkTopk
 from hvd_sparse.sparsifiers.leader import Leader
 from hvd_sparse.types import Program, Spec, World
 
@@ -36,20 +37,32 @@ def _exchanges() -> dict[str, tuple[Exchange, int]]:
     """Exchange and k of each bucket."""
     threshold = sparse_config(sparsifier="threshold").scheme()
     block = sparse_config(sparsifier="random_block").scheme()
+    spread, sliced = (sparse_config(sparsifier=name).scheme() for name in ("random_k", "exclusive"))
     led, loudest = (sparse_config(sparsifier=Leader(mode)).scheme() for mode in ("star", "var"))
     return {
         "large": (Exchange(Spec("large", 40_001), threshold, Residual()), 4000),
         "block": (Exchange(Spec("block", 1003), block, Residual()), 100),
+        "spread": (Exchange(Spec("spread", 1003), spread, Residual()), 100),
+        "sliced": (Exchange(Spec("sliced", 1003), sliced, Residual()), 100),
         "led": (Exchange(Spec("led", 501), led, Residual()), 50),
         "loudest": (Exchange(Spec("loudest", 501), loudest, Residual()), 50),
         "small": (Exchange(Spec("small", 77), Dense(), NoMemory()), 77),
     }
 
 
-def _gradients(step: int, rank: int) -> Gradients:
+def _exchanges_that_follow_the_data() -> dict[str, tuple[Exchange, int]]:
+    """How much a rank sends depends on the data, or on its place."""
+    tree = sparse_config(sparsifier="topk", collective="gtopk").scheme()
+    return {
+        "varying": (Exchange(Spec("varying", 40_001), OkTopk(threshold_period=3), Residual()), 4000),
+        "tree": (Exchange(Spec("tree", 501), tree, Residual()), 50),
+    }
+
+
+def _gradients(exchanges: dict[str, tuple[Exchange, int]], step: int, rank: int) -> Gradients:
     """Every rank knows everybody's. One of them is not finite."""
     rng = np.random.default_rng(1000 * step + rank)
-    gradients = {name: rng.normal(size=e.spec.size).astype(np.float32) for name, (e, _) in _exchanges().items()}
+    gradients = {name: rng.normal(size=e.spec.size).astype(np.float32) for name, (e, _) in exchanges.items()}
     if (step, rank) == (NAN_STEP, SIZE - 1):
         for gradient in gradients.values():
             gradient[5] = np.nan
@@ -73,8 +86,20 @@ def _summed(arrays: Gradients) -> Gradients:
 
 
 def case_compiled_steps_equal_the_oracle() -> None:
-    exchanges = _exchanges()
-    driver = HorovodTensorFlow("driver", {"global": hvd.global_process_set})
+    states, num_bytes, num_words = _compiled_steps(_exchanges(), "driver")
+    assert num_bytes == 4 * num_words  # known before the graph runs
+    assert np.count_nonzero(_residual(states["large"])) > 30_000  # or conservation would be trivial
+
+
+def case_messages_that_follow_the_data() -> None:
+    states, num_bytes, _ = _compiled_steps(_exchanges_that_follow_the_data(), "varying")
+    assert tf.is_tensor(num_bytes)
+    assert np.count_nonzero(_residual(states["varying"])) > 30_000
+
+
+def _compiled_steps(exchanges: dict[str, tuple[Exchange, int]], prefix: str) -> tuple[dict[str, Any], Any, float]:
+    """Steps in one graph, compared with the oracle's: the states after them, bytes and words of the last."""
+    driver = HorovodTensorFlow(prefix, {"global": hvd.global_process_set})
     states = {name: _variables(exchange.init(OPS)) for name, (exchange, _) in exchanges.items()}
     exchange_count = tf.Variable(0, dtype=tf.int64)
     num_traces, num_bytes = 0, 0.0
@@ -99,12 +124,12 @@ def case_compiled_steps_equal_the_oracle() -> None:
     oracle = [{name: exchange.init(ops) for name, (exchange, _) in exchanges.items()} for _ in range(SIZE)]
     for number in range(NUM_STEPS):
         before = {name: _residual(state) for name, state in states.items()}
-        gradients = _gradients(number, RANK)
+        gradients = _gradients(exchanges, number, RANK)
         totals, finite = step({name: tf.constant(gradient) for name, gradient in gradients.items()})
         simulator = Simulator(SIZE)
         for name, (exchange, k) in exchanges.items():
             programs = [
-                exchange.step(ops, World(r, SIZE, number), _gradients(number, r)[name], k, oracle[r][name])
+                exchange.step(ops, World(r, SIZE, number), _gradients(exchanges, number, r)[name], k, oracle[r][name])
                 for r in range(SIZE)
             ]
             for r, (reduced, state) in enumerate(simulator.run(programs)):
@@ -116,7 +141,6 @@ def case_compiled_steps_equal_the_oracle() -> None:
                     np.testing.assert_allclose(totals[name], reduced.total, rtol=tolerance, atol=tolerance)
                     if state["memory"]:
                         np.testing.assert_array_equal(_residual(states[name]), state["memory"]["residual"])
-        assert num_bytes == 4 * simulator.words
         if number != NAN_STEP:
             parts = {n: gradients[n] + before[n] - _residual(states[n]) for n in states}
             for name, everybody in _summed(parts).items():
@@ -125,7 +149,7 @@ def case_compiled_steps_equal_the_oracle() -> None:
             for name, everybody in _summed(same).items():
                 np.testing.assert_array_equal(everybody, SIZE * same[name])
     assert num_traces == 1
-    assert np.count_nonzero(_residual(states["large"])) > 30_000  # or conservation would be trivial
+    return states, num_bytes, simulator.words
 
 
 def _residual(state: Any) -> np.ndarray | float:

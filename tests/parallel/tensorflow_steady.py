@@ -43,6 +43,9 @@ def _train_on(configs: dict[str, Config]) -> dict[str, str]:
     for key, tape in tapes.items():
         assert tape.metrics()["num_exchanges"] == NUM_STEPS
         assert tape.metrics()["skipped_steps"] > 0
+        saved = tape.averager.save()
+        tape.averager.load(saved)
+        np.testing.assert_equal(tape.averager.save()["scheme"], saved["scheme"])
         flat = np.concatenate([variable.numpy().ravel() for variable in variables[key].values()])
         assert np.abs(flat).max() > 0
         digests = hvd.allgather_object(flat.tobytes(), name=f"weights.{key}")

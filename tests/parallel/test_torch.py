@@ -14,3 +14,9 @@ def test_scenario(case: str) -> None:
 @pytest.mark.parametrize("case", case_names("torch_promises"))
 def test_promise(case: str) -> None:
     launched("torch_promises", 3).check(case)
+
+
+@pytest.mark.parallel(ranks=2)
+@pytest.mark.parametrize("case", case_names("memory_cases"))
+def test_memory(case: str) -> None:
+    launched("memory_cases", 2).check(case)

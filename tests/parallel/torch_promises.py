@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +28,11 @@ from scenario import (
 from torch.utils.checkpoint import checkpoint
 
 import hvd_sparse.torch as hvd
+from hvd_sparse import registry
+from hvd_sparse.collectives.gtopk import GTopk
 from hvd_sparse.memories.residual import Residual
+from hvd_sparse.schemes.low_rank import LowRank
+from hvd_sparse.schemes.sketch import Sketch
 from hvd_sparse.sparsifiers.leader import Leader
 
 hvd.init()
@@ -74,7 +80,7 @@ def case_density_one_equals_horovods_own_optimizer() -> None:
 
 
 def case_ranks_are_equal_for_every_combination() -> None:
-    for sparsifier in ("topk", "threshold", "leader", "random_block"):
+    for sparsifier in registry.METHODS["sparsifier"]:
         for memory in ("residual", "momentum", "none"):
             model = make_model()
             compression = sparse(sparsifier=sparsifier, memory=memory, bucket_bytes=256)
@@ -344,11 +350,11 @@ def case_momentum_memory_equals_momentum_sgd_when_dense() -> None:
 def case_conservation_over_a_run() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 50, bias=False)
-    for sparsifier in ("threshold", "topk", "leader", "random_block"):
+    choices: list[dict[str, Any]] = [{"sparsifier": name} for name in registry.METHODS["sparsifier"]]
+    choices += [{"collective": GTopk(account_leak=True)}, {"sparsifier": None, "scheme": "ok_topk"}]
+    for choice in choices:
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0),
-            model.named_parameters(),
-            sparse(sparsifier=sparsifier, density=0.05),
+            torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), sparse(density=0.05, **choice)
         )
         sent, local = torch.zeros(50, 300), torch.zeros(50, 300)
         for step in range(8):
@@ -361,6 +367,47 @@ def case_conservation_over_a_run() -> None:
         left = optimizer.compression_state_dict()["memory"]["weight"]["residual"]
         assert_equal(summed(local), sent + summed(left), 1e-5)
         optimizer.close()
+
+
+def case_schemes_without_a_sparsifier() -> None:
+    """What they send and what stays adds up; and a state that was saved goes on as if nothing had happened."""
+    ring = 2 * (SIZE - 1) / SIZE
+    for scheme, words in ((Sketch(), ring * 44 * 150 + 4 * 150), (LowRank(2), ring * 2 * (300 + 50))):
+        torch.manual_seed(0)
+        models = [torch.nn.Linear(300, 50, bias=False) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        compression = sparse(sparsifier=None, scheme=scheme, density=0.01)
+        optimizer, other = (
+            hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.0), m.named_parameters(), compression)
+            for m in models
+        )
+        sent, local, num_bytes = torch.zeros(50, 300), torch.zeros(50, 300), [0]
+        for step in range(6):
+            x = torch.randn(16, 300, generator=torch.Generator().manual_seed(10 * step + RANK))
+            optimizer.zero_grad()
+            models[0](x).square().mean().backward()
+            sent += models[0].weight.grad * SIZE
+            assert_same_on_ranks(models[0].weight.grad)
+            optimizer.step()
+            local += torch.autograd.grad(models[0](x).square().mean(), models[0].weight)[0]
+            num_bytes.append(optimizer.metrics()["bytes_sent"])
+            if step == 4:
+                other.load_compression_state_dict(copy.deepcopy(optimizer.compression_state_dict()))
+        models[1](x).square().mean().backward()
+        # Of more than two ranks Horovod adds the values in an order that depends on what else is sent.
+        assert SIZE > 2 or torch.equal(models[1].weight.grad, models[0].weight.grad)
+        left = optimizer.compression_state_dict()["memory"]["weight"]["residual"]
+        assert_equal(summed(local), sent + summed(left), 1e-5)
+        assert type(scheme).__name__ in optimizer.metrics()["scheme"]
+        assert 0 < num_bytes[-1] - num_bytes[-2] - 4 * words < 50  # the census
+        saved = optimizer.compression_state_dict()
+        optimizer.close()
+        other.close()
+    other = hvd.DistributedOptimizer(sgd(models[1]), None, sparse(sparsifier=None, scheme=LowRank(3), density=0.01))
+    other.load_compression_state_dict({**saved, "memory": {"group0.0": saved["memory"]["weight"]}})  # of another scheme
+    models[1](x).square().mean().backward()
+    assert_same_on_ranks(models[1].weight.grad)
+    other.close()
 
 
 def case_every_leader_is_followed() -> None:
@@ -425,5 +472,34 @@ def case_loading_the_state_of_another_number_of_ranks() -> None:
     optimizer.load_compression_state_dict(saved)
     assert optimizer.metrics()["residual_norm"] == 0
     assert optimizer.metrics()["num_exchanges"] == 3
+    train(model, optimizer, batches(2))
+    assert_same_on_ranks(flat(model))
+
+
+def case_elastic_state() -> None:
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        model = make_model(seed=RANK)
+        with pytest.raises(ValueError, match="'hierarchical' cannot be used with elastic training"):
+            hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(collective="hierarchical"))
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse(sparsifier="random_block"))
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+    new = optimizer.compression_state_dict()
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    state.sync()  # a new rank has another model
+    assert_same_on_ranks(flat(model))
+    train(model, optimizer, batches(3))
+    state.commit()
+    committed, owed = flat(model), optimizer.metrics()["residual_norm"]
+    train(model, optimizer, batches(2))
+    state.restore()  # as after the death of a rank
+    assert optimizer.metrics()["residual_norm"] == owed > 0
+    if RANK == SIZE - 1:  # as if it had joined
+        optimizer.load_compression_state_dict(new)
+    state.sync()
+    assert torch.equal(flat(model), committed)
+    assert optimizer.metrics()["residual_norm"] == owed
+    assert optimizer.compression_state_dict()["num_exchanges"] == 3
     train(model, optimizer, batches(2))
     assert_same_on_ranks(flat(model))

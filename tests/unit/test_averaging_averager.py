@@ -16,6 +16,7 @@ from hvd_sparse.averaging.settings import check_settings
 from hvd_sparse.config import sparse_config
 from hvd_sparse.drivers.simulate import Simulator
 from hvd_sparse.ops.numpy import NumpyOps
+from hvd_sparse.sparsifiers.topk import TopK
 from hvd_sparse.types import HvdSparseError, World
 
 
@@ -27,6 +28,7 @@ class Model:
         self.averaged = np.array(averaged, np.float32)
         self.given = None if given is None else np.array(given, np.float32)
         self.resets = self.writes = 0
+        self.shapes = ((1,), (len(self.values) - 1,))
 
     def read(self):
         return Snapshot(self.values.copy(), self.averaged.copy(), None if self.given is None else self.given.copy())
@@ -290,6 +292,15 @@ def test_density_one_is_the_plain_mean():
             ranks.train(*np.random.default_rng(number).normal(size=(3, SIZE)))
             ranks.round()
     assert_close(sparse.values[0], plain.values[0], 1e-6)
+
+
+@pytest.mark.parametrize("scope", ["bucket", "parameter"])
+def test_a_sparsifier_knows_the_parameters(scope):
+    """The first element is a parameter of its own, which hardly moves."""
+    ranks = Ranks(2, start=np.zeros(SIZE), sparse=sparse_config(0.1, sparsifier=TopK(scope)))
+    ranks.train(*[np.r_[0.01, np.arange(1, SIZE)]] * 2)
+    ranks.round()
+    assert bool(ranks.averagers[0].anchor[0]) is (scope == "parameter")
 
 
 def test_sparse_with_a_lost_model():

@@ -10,7 +10,7 @@ from hvd_sparse.buckets import Layout, Parameter, plan_buckets, split_evenly
 
 
 def matrix(name: str, size: int, place: str = "cpu", itemsize: int = 4) -> Parameter:
-    return Parameter(name, size, 2, place, itemsize)
+    return Parameter(name, (size, 1), place, itemsize)
 
 
 def names(layouts: list[Layout]) -> list[list[str]]:
@@ -56,12 +56,12 @@ def test_places_are_not_mixed():
 @pytest.mark.parametrize(
     ("parameter", "dense"),
     [
-        (Parameter("p", 1000, 2, "cpu"), False),
-        (Parameter("p", 1000, 1, "cpu"), True),  # a bias
-        (Parameter("p", 1, 0, "cpu"), True),  # a scalar
-        (Parameter("p", 99, 2, "cpu"), True),
-        (Parameter("p", 100, 4, "cpu"), False),
-        (Parameter("p", 1000, 2, "cpu", lossless=True), True),
+        (Parameter("p", (50, 20), "cpu"), False),
+        (Parameter("p", (1000,), "cpu"), True),  # a bias
+        (Parameter("p", (), "cpu"), True),  # a scalar
+        (Parameter("p", (3, 33), "cpu"), True),
+        (Parameter("p", (5, 2, 2, 5), "cpu"), False),
+        (Parameter("p", (50, 20), "cpu", lossless=True), True),
     ],
 )
 def test_what_is_not_worth_compressing(parameter, dense):
@@ -70,7 +70,7 @@ def test_what_is_not_worth_compressing(parameter, dense):
 
 
 def test_dense_and_compressed_parameters_are_not_mixed():
-    layouts = plan_buckets([matrix("w", 100), Parameter("b", 5, 1, "cpu"), matrix("v", 100)], 10_000, 10)
+    layouts = plan_buckets([matrix("w", 100), Parameter("b", (5,), "cpu"), matrix("v", 100)], 10_000, 10)
     assert {tuple(names([layout])[0]): layout.dense for layout in layouts} == {("v", "w"): False, ("b",): True}
 
 
@@ -98,8 +98,7 @@ parameters = st.lists(
     st.builds(
         Parameter,
         name=st.just(""),
-        size=st.integers(1, 50),
-        num_dimensions=st.integers(0, 3),
+        shape=st.lists(st.integers(1, 7), max_size=3).map(tuple),
         place=st.sampled_from(["cpu", "gpu"]),
         itemsize=st.sampled_from([2, 4]),
         lossless=st.booleans(),
@@ -122,11 +121,12 @@ def test_any_model(found, bucket_bytes, min_size, numbers):
         ends = [member.start + member.size for member in layout.members]
         assert [member.start for member in layout.members] == [0, *ends[:-1]]
         assert layout.spec.size == ends[-1]
+        assert layout.spec.shapes == tuple(parameter.shape for parameter in inside)
         assert len({parameter.place for parameter in inside}) == 1
         num_bytes = sum(parameter.size * parameter.itemsize for parameter in inside)
         begun = num_bytes - inside[-1].size * inside[-1].itemsize
         assert num_bytes <= bucket_bytes or 8 * begun < bucket_bytes or inside[0].name in groups[0]
-        small = {p.lossless or p.num_dimensions < 2 or p.size < min_size for p in inside}
+        small = {p.lossless or len(p.shape) < 2 or p.size < min_size for p in inside}
         assert small == {layout.dense}
 
 

@@ -8,15 +8,18 @@ from helpers import short_repr
 
 from hvd_sparse import registry
 from hvd_sparse.collectives.allgather import AllGatherSum
+from hvd_sparse.collectives.hierarchical import Hierarchical
 from hvd_sparse.collectives.owner_reduce import OwnerReduce
 from hvd_sparse.collectives.shared_allreduce import SharedAllReduce
-from hvd_sparse.config import sparse_config
+from hvd_sparse.config import adaptive_config, sparse_config
 from hvd_sparse.controllers import Plan, Seen
 from hvd_sparse.controllers.fixed import Fixed
 from hvd_sparse.controllers.warmup import Warmup
 from hvd_sparse.memories.momentum import Momentum
 from hvd_sparse.memories.none import NoMemory
 from hvd_sparse.memories.residual import Residual
+from hvd_sparse.schemes.low_rank import LowRank
+from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.sparsifiers.random_block import RandomBlock
 from hvd_sparse.sparsifiers.threshold import Threshold
 from hvd_sparse.sparsifiers.topk import TopK
@@ -232,6 +235,74 @@ def test_only_blind_selections_without_memory_are_rescaled(sparsifier, memory, r
     assert sparse_config(sparsifier=sparsifier, memory=memory).scheme().rescale is rescale
 
 
+# Schemes without a sparsifier and a collective
+
+
+@pytest.mark.parametrize("name", sorted(set(registry.METHODS["scheme"]) - {"sparse"}))
+def test_every_scheme_is_chosen_by_name(name):
+    config = sparse_config(0.05, scheme=name)
+    assert type(config.scheme()) is registry.method_class("scheme", name)
+    assert config.scheme() is config.scheme()
+    assert config.sparsifier is config.collective is None
+    assert isinstance(config.memory, Residual)
+    assert config.groups == ()
+
+
+def test_the_usual_scheme_has_a_name_too():
+    assert sparse_config(scheme="sparse").describe() == sparse_config().describe()
+    assert isinstance(sparse_config(scheme="sparse", sparsifier="topk").sparsifier, TopK)
+
+
+def test_a_scheme_of_your_own():
+    scheme = LowRank(rank=2)
+    assert sparse_config(scheme=scheme).scheme() is scheme
+    own = type("Scheme", (Own,), {"exact": True, "selects": False})()
+    assert sparse_config(scheme=own).scheme() is own
+    across = sparse_config(scheme=SparseSum(TopK(), Hierarchical()))
+    assert across.groups == ("local", "cross")
+    assert across.describe() == sparse_config(sparsifier="topk", collective="hierarchical").describe()
+
+
+def test_groups_of_ranks_are_those_of_the_collective():
+    assert sparse_config(collective="hierarchical").groups == ("local", "cross")
+    assert sparse_config().groups == ()
+
+
+def test_a_scheme_that_does_not_exist():
+    with pytest.raises(ValueError, match="`scheme` must be one of") as info:
+        sparse_config(scheme="lowrank")
+    assert "'low_rank'" in str(info.value)
+    with pytest.raises(TypeError, match="`scheme` must be one of"):
+        sparse_config(scheme=LowRank)
+    with pytest.raises(TypeError, match="has no exact"):
+        sparse_config(scheme=Own())
+
+
+@pytest.mark.parametrize(
+    "more", [{"sparsifier": "topk"}, {"collective": "allgather"}, {"wire": "fp16"}], ids=short_repr
+)
+@pytest.mark.parametrize("scheme", ["low_rank", LowRank()], ids=short_repr)
+def test_a_scheme_replaces_sparsifier_collective_and_wire(scheme, more):
+    with pytest.raises(ValueError, match="`scheme` replaces `sparsifier`, `collective` and `wire`") as info:
+        sparse_config(scheme=scheme, **more)
+    (name, value), *_ = more.items()
+    assert f"{name}={value!r}" in str(info.value)
+
+
+def test_a_scheme_is_described():
+    words = sparse_config(scheme=LowRank(2, seed=3)).describe()
+    assert words["scheme"] == "LowRank(rank=2, seed=3)"
+    assert not {"sparsifier", "collective"} & words.keys()
+    assert words != sparse_config(scheme=LowRank(4, seed=3)).describe()
+
+
+def test_a_scheme_does_not_adapt():
+    with pytest.raises(ValueError, match="`scheme` must be 'sparse' here") as info:
+        adaptive_config(scheme="low_rank")
+    assert "Received: scheme='low_rank'." in str(info.value)
+    assert adaptive_config(scheme="sparse").describe() == adaptive_config().describe()
+
+
 def test_warm_up():
     controller = sparse_config(0.001, warmup_steps=50).controller
     assert isinstance(controller, Warmup)
@@ -312,6 +383,8 @@ def test_description_names_every_setting():
         {"sparsifier": "topk"},
         {"sparsifier": Threshold(min_hits=64)},
         {"sparsifier": "random_block"},
+        {"scheme": "low_rank"},
+        {"scheme": "sketch"},
         {"collective": "allgather"},
         {"wire": "fp16"},
         {"wire": "compact"},

@@ -36,20 +36,32 @@ def test_selection(values):
     assert 7 in ops.top_abs(x, 3).tolist()
 
 
-@pytest.mark.parametrize("sparsifier", ["threshold", "topk", "random_block"])
-@pytest.mark.parametrize("memory", ["residual", "momentum"])
-def test_steps(values, sparsifier, memory):
-    config, spec, results = sparse_config(0.02, sparsifier=sparsifier, memory=memory), Spec("b", len(values)), []
+def totals(config, spec, values):
+    """Of three steps of two ranks, by the oracle and on the GPU."""
+    results = []
     for ops, place in ((NumpyOps(), lambda a: a), (TorchOps(), lambda a: torch.from_numpy(a.copy()).cuda())):
         exchange = Exchange(spec, config.scheme(), config.memory)
         states = [exchange.init(ops, place(values)) for _ in range(2)]
-        totals = []
+        found = []
         for step in range(3):
             grads = [place(np.roll(values, 17 * rank + step)) for rank in range(2)]
             programs = [exchange.step(ops, World(r, 2, step), grads[r], 2000, states[r]) for r in range(2)]
             outcomes = Simulator(2, ops=ops).run(programs)
             states = [state for _, state in outcomes]
-            totals.append(outcomes[0][0].total)
-        results.append([total.cpu().numpy() if torch.is_tensor(total) else total for total in totals])
-    for expected, got in zip(*results):
+            found.append(outcomes[0][0].total)
+        results.append([total.cpu().numpy() if torch.is_tensor(total) else total for total in found])
+    return zip(*results)
+
+
+@pytest.mark.parametrize("sparsifier", ["threshold", "topk", "random_block"])
+@pytest.mark.parametrize("memory", ["residual", "momentum"])
+def test_steps(values, sparsifier, memory):
+    config = sparse_config(0.02, sparsifier=sparsifier, memory=memory)
+    for expected, got in totals(config, Spec("b", len(values)), values):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_low_rank(values):
+    spec = Spec("b", len(values), shapes=((100, 1000), (3,)))
+    for expected, got in totals(sparse_config(scheme="low_rank"), spec, values):
+        np.testing.assert_allclose(got, expected, atol=1e-4 * abs(expected).max())

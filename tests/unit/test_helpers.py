@@ -123,7 +123,7 @@ class Spoiler:
     def __init__(self, used_twice: bool = False) -> None:
         self.used_twice = used_twice
 
-    def init(self, ops, spec):
+    def init(self, ops, spec, like=None):
         return {}
 
     def reduce(self, ops, world, spec, x, k, state):

@@ -37,7 +37,8 @@ from hvd_sparse.controllers.bandwidth import Bandwidth
 from hvd_sparse.controllers.fixed import Fixed
 from hvd_sparse.controllers.warmup import Warmup
 from hvd_sparse.meter import Meter, measure_link
-from hvd_sparse.types import World
+from hvd_sparse.planner.cost import TRAFFIC, seconds
+from hvd_sparse.types import World, num_kept
 
 # The link
 
@@ -667,6 +668,23 @@ def test_loading_in_the_middle_forgets_times():
     assert training.meter.measured.step_seconds < 1
 
 
+def test_other_ranks():
+    """Elastic training: the plan follows the number of ranks, and a rank that was alone begins to adapt."""
+    training = Training(Bandwidth(0.03), Alone(link_at(1)))
+    training.run(100)
+    training.meter.meet(World(0, 2 * P))
+    training.meter.load(training.meter.state)
+    training.run(60)
+    assert training.meter.measured.num_ranks == 2 * P
+    meter = Meter(Bandwidth(), Alone(link_at(1)), World(0, 1))
+    meter.next_plan(0)
+    assert meter.next_plan(1) is not meter.next_plan(2)
+    meter.meet(World(1, 2))
+    meter.load(meter.state)
+    assert meter.next_plan(3) is meter.next_plan(4)
+    assert meter.rank == 1
+
+
 def test_loading_the_state_of_a_fixed_controller():
     meter = Meter(Fixed(0.2), Alone(link_at(1)), World(0, P))
     meter.load({})
@@ -707,3 +725,32 @@ def test_any_training_ends_near_its_best_plan(seed):
         training.run(8 * 50)
         taken = {density: sum(training.costs(density)) for density in LADDER}
         assert taken[training.meter.plan.density] <= 1.12 * min(taken.values())
+
+
+# Groups of ranks
+
+
+@pytest.mark.parametrize("cross", [10, 1, 0.1])
+def test_links_inside_and_across_hosts_are_measured_apart(cross):
+    """Two ranks on each of four hosts: a prediction takes what goes inside at one rate, what goes across at another."""
+    links = {"local": link_at(100, 1e-4), "cross": link_at(cross)}
+    network = Alone(link_at(cross), groups={"local": (2, links["local"]), "cross": (4, links["cross"])})
+    training = Training(Bandwidth(collective="hierarchical"), network)
+    training.run(4)
+    measured = training.meter.measured
+    assert measured.num_local == 2
+    for group, link in links.items():
+        assert measured.links[group].bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
+        assert measured.links[group].latency == pytest.approx(link.latency, rel=1e-3)
+    predicted = Bandwidth(collective="hierarchical")._link_seconds(measured)
+    for density in LADDER[1:]:
+        traffic = TRAFFIC["hierarchical"](N, num_kept(density, N), P, num_local=2)
+        assert predicted[density] == pytest.approx(sum(seconds(links[g], one) for g, one in traffic.items()), rel=1e-3)
+
+
+def test_a_group_of_one_rank_has_no_link():
+    network = Alone(link_at(1), groups={"local": (1, link_at(1)), "cross": (P, link_at(1))})
+    training = Training(Bandwidth(collective="hierarchical"), network)
+    training.run(4)
+    assert set(training.meter.measured.links) == {"cross"}
+    assert not [call for call in network.calls if call[0] == "local"]

@@ -211,6 +211,12 @@ def test_scatter_sum_drops_padding_and_spreads_nan_nowhere(backend):
     np.testing.assert_array_equal(backend.numpy(total), floats(0, 5, NAN))
 
 
+def test_scatter_sum_adds_repeated_indices(backend):
+    """As many coordinates share a cell of a sketch."""
+    places, values = backend.array(frozen([2, 0, 2, 2, 3], np.int32)), backend.array(floats(1, 2, 4, 8, 16))
+    assert backend.numpy(backend.ops.scatter_sum(3, [(places, values)])).tolist() == [2, 0, 13]
+
+
 def test_scatter_sum_adds_in_the_order_given(backend):
     """Float32 addition depends on the order, and all ranks must get the same bits."""
     big = [([0], [1e8]), ([0], [1.0]), ([0], [-1e8]), ([0], [1.0])]
@@ -269,6 +275,11 @@ def test_bits_and_floats(backend, pattern):
     values = frozen(pattern.view(np.float32))
     assert_bits_equal(backend.numpy(backend.ops.bits(backend.array(values))), pattern)
     assert_bits_equal(backend.numpy(backend.ops.floats(backend.array(frozen(pattern)))), values)
+
+
+def test_as_int64(backend):
+    indices = backend.ops.as_int64(backend.array(frozen([0, 7, 2**31 - 1], np.int32)))
+    assert_bits_equal(backend.numpy(indices * 3), np.array([0, 21, 3 * (2**31 - 1)], np.int64))
 
 
 def test_as_int32(backend):

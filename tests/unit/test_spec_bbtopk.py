@@ -1,21 +1,38 @@
-"""Plan P1 of bbTopk: dense inside a host, sparse between hosts."""
+"""bbTopk: blocked selections, and plan P1: dense inside a host, sparse between hosts."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import E4, Ranks, assert_close, assert_conserved, assert_same_on_ranks, frozen, total_words
-from methods import integers, normal
+from helpers import (
+    E4,
+    Ranks,
+    assert_close,
+    assert_conserved,
+    assert_same_on_ranks,
+    floats,
+    frozen,
+    short_repr,
+    total_words,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from methods import SIZES, integers, normal
 
+from hvd_sparse.collectives.allgather import AllGatherSum
 from hvd_sparse.collectives.hierarchical import Hierarchical
-from hvd_sparse.drivers.simulate import Link, Simulator, hosts
+from hvd_sparse.collectives.owner_reduce import OwnerReduce
+from hvd_sparse.collectives.shared_allreduce import SharedAllReduce
+from hvd_sparse.config import sparse_config
+from hvd_sparse.drivers.simulate import Link, Simulator, hosts, run
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.memories.momentum import Momentum
 from hvd_sparse.memories.residual import Residual
 from hvd_sparse.ops.numpy import NumpyOps
 from hvd_sparse.schemes.sparse import SparseSum
+from hvd_sparse.sparsifiers.block_topk import BlockTopK
 from hvd_sparse.sparsifiers.topk import TopK
-from hvd_sparse.types import Spec
+from hvd_sparse.types import Spec, World
 
 
 def exchange(size: int, collective: object = None, memory: object = None) -> Exchange:
@@ -115,3 +132,131 @@ def test_volume_and_time_against_the_flat_form():
     assert flat_seconds == pytest.approx(68.5e-3, abs=1e-4)
     assert seconds == pytest.approx(40.8e-3, abs=1e-4)
     assert flat_seconds >= 1.3 * seconds
+
+
+# Blocked selections
+
+
+def selected(part, x: np.ndarray, k: int, backend=None) -> list[int]:
+    ops, x = (NumpyOps(), x) if backend is None else (backend.ops, backend.array(frozen(x)))
+    indices, state = run(part.select(ops, World(0, 1), Spec("b", len(x)), x, k, {}))
+    assert state == {}
+    return (indices if backend is None else backend.numpy(indices)).tolist()
+
+
+def energy(x: np.ndarray, indices: list[int]) -> float:
+    return float(np.sum(np.square(x[indices], dtype=np.float64)) / np.sum(np.square(x, dtype=np.float64)))
+
+
+def test_quota_on_e4(backend):
+    indices = selected(BlockTopK(4), E4[0], 4, backend)
+    assert indices == [0, 7, 8, 12]
+    assert energy(E4[0], indices) == pytest.approx(0.515374, abs=5e-7)
+    assert energy(E4[0], selected(TopK(), E4[0], 4, backend)) == pytest.approx(0.565508, abs=5e-7)
+
+
+def test_whole_blocks_on_e4(backend):
+    """The L1 norms over ranks are 153, 147, 108, 136: the first block goes."""
+    part = BlockTopK(4, "blocks")
+    norms = np.abs(E4).reshape(4, 4, 4).sum(axis=(0, 2))
+    assert norms.tolist() == [153, 147, 108, 136]
+    step = Ranks(Exchange(Spec("b", 16), SparseSum(part, SharedAllReduce()), Residual()), 4, backend).step(E4, 4)
+    assert step.totals[0].tolist() == [17, -42, -7, -31] + [0] * 12
+    assert_same_on_ranks(step.totals)
+    assert_conserved(step.accumulated, step.totals[0], step.kept, 0)
+    assert [(one.kind, one.shape) for one in step.rounds] == [("AllReduce", (4,)), ("AllReduce", (4,))]
+    assert total_words(step.rounds, 4) == 6 + 6
+
+
+@pytest.mark.parametrize("data", ["normal", "student"])
+def test_captured_energy(data):
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=2**18) if data == "normal" else rng.standard_t(3, 2**18)).astype(np.float32)
+    k = len(x) // 100
+    shares = [energy(x, selected(part, x, k)) for part in (BlockTopK(), TopK())]
+    assert 0.997 < shares[0] / shares[1] <= 1
+
+
+@given(n=st.integers(2, 200), block_size=st.integers(1, 250), data=st.data())
+def test_of_every_block_its_largest(n, block_size, data):
+    """Of its quota, rounded up, the k largest overall: never more than k, nor less unless the last block is short."""
+    k, x = data.draw(st.integers(1, n - 1), "k"), normal(n, 1, n)[0]
+    indices = selected(BlockTopK(block_size), x, k)
+    assert sorted(set(indices)) == indices
+    num_blocks = -(-n // block_size)
+    size, quota = -(-n // num_blocks), -(-k // num_blocks)
+    best = [
+        j
+        for start in range(0, n, size)
+        for j in sorted(range(start, min(start + size, n)), key=lambda j: -abs(x[j]))[:quota]
+    ]
+    assert indices == sorted(sorted(best, key=lambda j: -abs(x[j]))[:k])
+
+
+def test_a_bucket_of_one_block_is_plain_top_k(backend):
+    x = normal(0, 1)[0]
+    assert selected(BlockTopK(), x, 100, backend) == selected(TopK(), x, 100, backend)
+
+
+def test_the_quota_with_a_collective_that_has_its_own(quick_backend):
+    """Every part of the bucket sends what its quota allows, not what is left after a cut to k."""
+    spec = Spec("b", 1000)
+    sent = {}
+    for name, part in (("blocks", BlockTopK(50)), ("top", TopK())):
+        ranks = Ranks(Exchange(spec, SparseSum(part, OwnerReduce()), Residual()), 4, quick_backend)
+        step = ranks.step([frozen(grad * np.linspace(1, 30, 1000), np.float32) for grad in normal(0, 4, 1000)], 100)
+        assert_conserved(step.accumulated, step.totals[0], step.kept)
+        sent[name] = np.count_nonzero(step.totals[0])
+    assert sent["blocks"] == sent["top"] == 100
+
+
+@pytest.mark.parametrize(
+    ("k", "size", "most"), [(100, 64, 100), (100, 1000, 100), (10, 64, 10), (129, 64, 129), (130, 64, 129)]
+)
+def test_whole_blocks_come_to_nearly_k(k, size, most):
+    indices = selected(BlockTopK(size, "blocks"), normal(0, 1)[0][:960], k)
+    assert sorted(set(indices)) == sorted(indices)
+    assert len(indices) == most
+    runs = np.flatnonzero(np.diff(np.sort(indices)) != 1)
+    assert len(runs) < -(-k // size)
+
+
+@given(data=st.data())
+def test_whole_blocks_conserve(quick_backend, data):
+    size, n = data.draw(st.sampled_from(SIZES), "ranks"), data.draw(st.integers(2, 60), "n")
+    k, block_size = data.draw(st.integers(1, n - 1), "k"), data.draw(st.integers(1, 70), "block_size")
+    collective = data.draw(st.sampled_from([SharedAllReduce(), AllGatherSum()]), "collective")
+    scheme = SparseSum(BlockTopK(block_size, "blocks"), collective)
+    ranks, shapes = Ranks(Exchange(Spec("b", n), scheme, Residual()), size, quick_backend), []
+    for number in range(3):
+        step = ranks.step(integers(number, size, n), k)
+        assert_same_on_ranks(step.totals)
+        assert_conserved(step.accumulated, step.totals[0], step.kept, 0)
+        assert_same_on_ranks([quick_backend.numpy(one.used.indices) for one in step.reduced], "indices")
+        shapes.append([(one.tag, one.shape) for one in step.rounds])
+    assert shapes == [shapes[0]] * 3
+
+
+def test_the_first_of_equal_blocks_goes():
+    assert selected(BlockTopK(2, "blocks"), floats(1, 1, 2, 0, -1, -1, 0, 2), 4) == [0, 1, 2, 3]
+
+
+def test_the_mode_decides_the_collective():
+    assert sparse_config(sparsifier="block_topk").describe()["collective"].startswith("OwnerReduce")
+    assert sparse_config(sparsifier=BlockTopK(mode="blocks")).describe()["collective"] == "SharedAllReduce"
+    with pytest.raises(ValueError, match="BlockTopK"):
+        sparse_config(sparsifier=BlockTopK(mode="blocks"), collective="owner_reduce")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "both"}, r"`mode` must be one of 'quota', 'blocks'. Received: mode='both'"),
+        ({"block_size": 0}, r"`block_size` must be a whole number, 1 or more. Received: block_size=0"),
+        ({"block_size": 2.5}, r"`block_size` must be a whole number"),
+    ],
+    ids=short_repr,
+)
+def test_arguments_out_of_range(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        BlockTopK(**arguments)

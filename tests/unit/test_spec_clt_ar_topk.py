@@ -173,14 +173,14 @@ def test_ranks_lead_in_turn(mode, carrier, size, backend):
 
 @pytest.mark.parametrize("size", SIZES)
 @every_carrier
-def test_var_leads_by_energy(carrier, size, backend):
-    ranks, ops = ranks_of(Leader("var", carrier), size, backend, 101), NumpyOps()
+def test_var_leads_by_energy(carrier, size, quick_backend):
+    ranks, ops = ranks_of(Leader("var", carrier), size, quick_backend, 101), NumpyOps()
     roots = set()
     for number in range(8):
         step = ranks.step(normal(number, size, 101), 7)
         selected = [ops.top_abs(x, 7) for x in step.accumulated]
         root = int(np.argmax([ops.norm_squared(x[own]) for x, own in zip(step.accumulated, selected)]))
-        assert indices_of(step, backend) == [selected[root].tolist()] * size
+        assert indices_of(step, quick_backend) == [selected[root].tolist()] * size
         roots.add(root)
     assert len(roots) > 1 or size == 1
 
@@ -225,10 +225,10 @@ def test_conservation_and_equal_bits(mode, carrier, quick_backend, data):
 @every_mode
 @every_carrier
 @pytest.mark.parametrize("size", SIZES)
-def test_equal_gradients_make_it_plain_top_k(mode, carrier, size, backend):
+def test_equal_gradients_make_it_plain_top_k(mode, carrier, size, quick_backend):
     """With error feedback, over several steps."""
-    ranks = ranks_of(Leader(mode, carrier), size, backend, 101)
-    plain = Ranks(Exchange(Spec("b", 101), SparseSum(TopK(), AllGatherSum()), Residual()), size, backend)
+    ranks = ranks_of(Leader(mode, carrier), size, quick_backend, 101)
+    plain = Ranks(Exchange(Spec("b", 101), SparseSum(TopK(), AllGatherSum()), Residual()), size, quick_backend)
     for number in range(6):
         grads = normal(number, 1, 101) * size
         step, other = ranks.step(grads, 7), plain.step(grads, 7)
@@ -240,8 +240,8 @@ def test_equal_gradients_make_it_plain_top_k(mode, carrier, size, backend):
 @every_carrier
 @every_mode
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_words_and_rounds(mode, carrier, size, backend):
-    ranks = ranks_of(Leader(mode, carrier), size, backend, 1009)
+def test_words_and_rounds(mode, carrier, size, quick_backend):
+    ranks = ranks_of(Leader(mode, carrier), size, quick_backend, 1009)
     k, rounds = 100, []
     for number in range(3):
         step = ranks.step(normal(number, size), k)

@@ -16,6 +16,7 @@ from helpers import (
     assert_same_on_ranks,
     frozen,
     total_words,
+    watched,
 )
 from methods import integers, normal
 
@@ -261,18 +262,6 @@ def test_entries_that_cancel_leave_their_place_to_the_owner(quick_backend):
 
 
 # Balanced data: volume, and what it is used for
-
-
-def watched(program: Any, seen: list[Any]) -> Any:
-    """The same program, whose requests are kept."""
-    answer = None
-    while True:
-        try:
-            request = program.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        seen.append(request)
-        answer = yield request
 
 
 def exchange_once(sparsifier: Any, x: list[np.ndarray], k: int) -> tuple[list[np.ndarray], Simulator, list[list[Any]]]:

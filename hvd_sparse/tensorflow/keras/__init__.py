@@ -39,6 +39,8 @@ def DistributedOptimizer(
     groups: int | None = None,
     process_set: _Any = _horovod.global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    metrics_log: _Any = None,
 ) -> _Any:
     """Average gradients over ranks, sparsely, before each update.
 
@@ -50,7 +52,8 @@ def DistributedOptimizer(
     Args:
         optimizer: any Keras 3 optimizer, or one of tf-keras 2.
         name, device_dense, device_sparse, scale_local_gradients: accepted as by Horovod; without effect here.
-        compression: `Compression.sparse(...)` (default: `Compression.sparse()`), or `.none` or `.fp16` for dense.
+        compression: `Compression.adaptive(...)` (default: `Compression.adaptive()`), `Compression.sparse(...)` for a
+            density of your own, or `.none` or `.fp16` for dense.
         sparse_as_dense: gradients of embeddings travel densely.
         gradient_predivide_factor: as in Horovod; sums are in float32, so it changes nothing here.
         op: `Average` or `Sum`.
@@ -59,6 +62,8 @@ def DistributedOptimizer(
         average_aggregated_gradients: divide what was accumulated by their number.
         num_groups, groups: a number of buckets of about equal size.
         process_set: ranks that average with each other.
+        metrics_log: file for a JSON line per exchange, see `hvd-sparse report`. It is rank 0's, or every rank's own if
+            its name has "{rank}" in it.
 
     Returns:
         `optimizer`, with the further methods `metrics`, `compression_state_dict`, `load_compression_state_dict` and
@@ -70,5 +75,5 @@ def DistributedOptimizer(
     """
     return _wrap_optimizer(
         optimizer, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups,
-        backward_passes_per_step, average_aggregated_gradients, process_set,
+        backward_passes_per_step, average_aggregated_gradients, process_set, metrics_log,
     )  # fmt: skip
