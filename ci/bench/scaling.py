@@ -15,7 +15,7 @@ import argparse
 import json
 import math
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hvd_sparse.drivers.simulate import Simulator, hosts
 from hvd_sparse.exchange import Exchange
 from hvd_sparse.ops.numpy import NumpyOps
 from hvd_sparse.schemes.dense import Dense
-from hvd_sparse.types import Spec, World, num_kept
+from hvd_sparse.types import Spec, num_kept
 
 # Name in the table -> arguments of Compression.sparse; None is a dense allreduce.
 METHODS: dict[str, dict[str, Any] | None] = {
@@ -64,23 +64,18 @@ def simulate(
     """Bytes that the busiest rank sends in the last of these steps, and its number of collectives."""
     config = sparse_config(density, **(arguments or {}))
     scheme = Dense() if arguments is None else config.scheme()
-    spec = Spec("b", num_elements, **known(Spec, shapes=(nearly_square(num_elements),)))
+    spec = Spec("b", num_elements, shapes=(nearly_square(num_elements),))
     exchange, ops = Exchange(spec, scheme, config.memory), NumpyOps()
     simulator, k = Simulator(size, groups=hosts(size, 1)), num_kept(density, num_elements)
     rng, weights = np.random.default_rng(0), np.random.default_rng(1).standard_normal(num_elements, np.float32)
     states = [exchange.init(ops) for _ in range(size)]
     for step in range(steps):
         simulator.rounds.clear()
-        worlds = [replace(simulator.world(rank, step), **known(World, weights=lambda: weights)) for rank in range(size)]
+        worlds = [replace(simulator.world(rank, step), weights=lambda: weights) for rank in range(size)]
         grads = [rng.standard_normal(num_elements, np.float32) for _ in range(size)]
         programs = [exchange.step(ops, worlds[rank], grads[rank], k, states[rank]) for rank in range(size)]
         states = [state for _, state in simulator.run(programs)]
     return 4 * simulator.words, len(simulator.rounds)
-
-
-def known(kind: Any, **facts: Any) -> dict[str, Any]:
-    """Those of the facts that this dataclass has a field for. Where it has none, no method asks."""
-    return {field.name: facts[field.name] for field in fields(kind) if field.name in facts}
 
 
 def nearly_square(size: int) -> tuple[int, int]:
