@@ -23,10 +23,11 @@ as in step_time.py. Every method needs about 0.1 GB in every rank.
     rounds     collectives one after the other, at the largest P
 
 `accuracy`: the MLP on Fashion-MNIST, two ranks, links without a limit, SGD whose learning rate has fallen to zero after
---steps. Same seeds for everybody.
+--steps. Who needs more than --most-minutes for that trains with the first seed only.
 
     accuracy   in per cent of the 10,000 test images, mean over --seeds
-    points     the difference from Horovod's dense path
+    points     the difference from Horovod's dense path with the same seeds
+    seeds      with how many
 
 `keeps` says whether nothing is lost: what is not sent stays in a memory. Such methods have a bar of half a point of
 accuracy. Figures are shown as they are: a bar that is not held is no error. Ends with status 1 if a method failed to
@@ -50,7 +51,7 @@ import report
 import scaling
 import step_time
 from contenders import DENSE
-from launches import Diary, Outcome, launch_all
+from launches import Outcome, launch_all
 from netlab import NetLab, NetLabError, parse_rate
 from own_seconds import own_seconds
 
@@ -85,6 +86,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--most-seconds", type=float, default=90, help="of one simulation (%(default)s)")
     add("--seeds", type=report.listed, default="0,1,2", help="of `accuracy` (%(default)s)")
     add("--steps", type=int, default=600, help="of every training, about a minute (%(default)s)")
+    add("--most-minutes", type=float, default=5, help="of a training, for a second seed (%(default)s)")
     add("--limit", type=float, default=90, help="seconds of silence after which a contender is given up (%(default)s)")
     add("--json", type=Path, default=ROOT / "out" / "compare.json")
     add("--png", type=Path, default=ROOT / "out" / "compare.png")
@@ -148,7 +150,7 @@ def affordable(known: int, found: dict[str, float], size: int, most_seconds: flo
 
 
 def measure_accuracy(args: argparse.Namespace) -> Outcome:
-    """A launch per seed: every contender trains in it, one after the other."""
+    """A launch per seed: every contender trains in it, one after the other. Very slow ones take part in the first."""
     names, outcome = [DENSE, *args.contenders], Outcome()
     with NetLab(2, "loopback") as lab:
         for seed in args.seeds:
@@ -156,17 +158,24 @@ def measure_accuracy(args: argparse.Namespace) -> Outcome:
                 "family": "horovod", "contenders": names, "model": MODEL, "limit": args.limit, "steps": args.steps,
                 "seed": seed,
             }  # fmt: skip
-            most_seconds = args.limit + len(names) * (args.limit + args.steps)
+            most_seconds = args.limit + len(names) * (args.limit + 5 * args.steps)
             launch_all(lab, "compare_rank.py", settings, 1, most_seconds, outcome)
+            slow = {note["contender"] for note in finished(outcome) if note["seconds"] > 60 * args.most_minutes}
+            names = [name for name in names if name == DENSE or name not in slow]
     return outcome
 
 
-def accuracies(diaries: Iterable[Sequence[Diary]]) -> dict[str, dict[int, float]]:
-    """Contender -> seed -> per cent, as rank 0 has noted them."""
+def finished(outcome: Outcome) -> list[dict[str, Any]]:
+    """What rank 0 has noted of every training."""
+    notes = (note for diaries in outcome.diaries for diary in diaries[:1] for note in diary)
+    return [note for note in notes if note["event"] == "finished"]
+
+
+def accuracies(outcome: Outcome) -> dict[str, dict[int, float]]:
+    """Contender -> seed -> per cent."""
     found: dict[str, dict[int, float]] = {}
-    for note in (note for launch in diaries for diary in launch[:1] for note in diary):
-        if note["event"] == "finished":
-            found.setdefault(note["contender"], {})[note["seed"]] = 100 * note["value"]
+    for note in finished(outcome):
+        found.setdefault(note["contender"], {})[note["seed"]] = 100 * note["value"]
     return found
 
 
@@ -198,6 +207,7 @@ def joined(args: argparse.Namespace, found: dict[str, Any]) -> list[dict[str, An
             "rounds": sizes[max(sizes)]["rounds"] if sizes else None,
             "accuracy": statistics.mean(own.values()) if own else None,
             "points": statistics.mean(both) if both and name != DENSE else None,
+            "seeds": len(own) or None,
             "failure": "; ".join(dict.fromkeys(failure for failure in failures if failure)),
         })  # fmt: skip
     return rows
@@ -211,7 +221,7 @@ def columns(args: argparse.Namespace) -> dict[str, tuple[str, str]]:
             "codec": ("codec", ".1%"),
         },
         "simulator": {**{f"kb{size}": (f"kB P={size}", ".2f") for size in args.ranks}, "rounds": ("rounds", "d")},
-        "accuracy": {"accuracy": ("accuracy", ".2f"), "points": ("points", "+.2f")},
+        "accuracy": {"accuracy": ("accuracy", ".2f"), "points": ("points", "+.2f"), "seeds": ("seeds", "d")},
     }  # fmt: skip
     return {"keeps": ("keeps", ""), **{key: look for part in args.parts for key, look in shown[part].items()}}
 
@@ -264,7 +274,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             found[part] = measure_time(args)
         else:
             outcome = measure_accuracy(args)
-            found |= {part: accuracies(outcome.diaries), "failures": outcome.failures}
+            found |= {part: accuracies(outcome), "failures": outcome.failures}
         report.save(args.json, report.settings_of(args), [{"rows": joined(args, found), **found}])
     return found
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from contenders import make
 from ranks import Rank, started_rank
 from workloads import Workload, find
 
-CHUNK = 25  # steps between signs of life
+CHUNK = 5  # steps between signs of life
 
 
 def train(rank: Rank, workload: Workload, name: str) -> None:
     """All steps of one contender, and a note of the metric over the test examples of all ranks."""
+    started = time.monotonic()
     trainer: Any = rank.attempt(name, lambda: make(name, workload))
     batches, num_steps = workload.batches(rank.rank), rank.settings["steps"]
 
@@ -35,7 +37,7 @@ def train(rank: Rank, workload: Workload, name: str) -> None:
     if share is not None:
         rows = rank.gather(*share)
         value = sum(row[0] for row in rows) / sum(row[1] for row in rows)
-        rank.note("finished", name, seed=workload.seed, value=value)
+        rank.note("finished", name, seed=workload.seed, value=value, seconds=time.monotonic() - started)
 
 
 def main() -> None:

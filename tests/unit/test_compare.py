@@ -159,7 +159,7 @@ def test_a_method_that_fails_has_the_sizes_before(monkeypatch: pytest.MonkeyPatc
 
 
 class Lab:
-    """Stands in for NetLab: everybody comes to a tenth of the seed."""
+    """Stands in for NetLab: everybody comes to a tenth of the seed, the sketch in ten minutes, others in one."""
 
     hosts, addresses = 2, ["10.77.0.1", "10.77.0.2"]
 
@@ -174,8 +174,9 @@ class Lab:
 
     def horovodrun(self, command: list[str], **_: Any) -> Done:
         settings = json.loads(Path(command[-1]).read_text())
+        seconds = {name: 600 if name.startswith("sketch") else 60 for name in settings["contenders"]}
         facts = {"seed": settings["seed"], "value": settings["seed"] / 10}
-        lines = [json.dumps(note("finished", name, **facts)) for name in settings["contenders"]]
+        lines = [json.dumps(note("finished", name, seconds=number, **facts)) for name, number in seconds.items()]
         Path(settings["folder"], "0.jsonl").write_text("\n".join([*lines, ""]))
         return Done(0 if self.settings == (2, "loopback") else 1, "")
 
@@ -206,8 +207,8 @@ def test_what_was_finished_is_not_repeated(monkeypatch: pytest.MonkeyPatch, caps
     def launch(lab: Any, script: str, settings: dict[str, Any], *_: Any) -> tuple[bool, list[Any], str]:
         launched.append(settings["contenders"])
         if "hangs" not in settings["contenders"]:
-            return True, [[note("finished", "b", seed=0, value=0.5)]], ""
-        before = [note("start", "a"), note("end", "a"), note("finished", "a", seed=0, value=0.25)]
+            return True, [[note("finished", "b", seed=0, value=0.5, seconds=1)]], ""
+        before = [note("start", "a"), note("end", "a"), note("finished", "a", seed=0, value=0.25, seconds=1)]
         return False, [[*before, note("start", "hangs")]], "text"
 
     monkeypatch.setattr(launches, "launch", launch)
@@ -216,15 +217,16 @@ def test_what_was_finished_is_not_repeated(monkeypatch: pytest.MonkeyPatch, caps
     launches.launch_all(None, "script.py", settings, 1, 99, outcome)
     assert launched == [["a", "hangs", "b"], ["b"]]
     assert list(outcome.failures) == ["hangs"]
-    assert compare.accuracies(outcome.diaries) == {"a": {0: 25.0}, "b": {0: 50.0}}
+    assert compare.accuracies(outcome) == {"a": {0: 25.0}, "b": {0: 50.0}}
     assert "going on without it" in capsys.readouterr().err
 
 
 def test_a_launch_per_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "NetLab", Lab)
-    args = compare.parse_arguments(["--seeds", "3,5", "--contenders", "topk"])
-    found = compare.accuracies(compare.measure_accuracy(args).diaries)
-    assert found == {"horovod": {3: 30.0, 5: 50.0}, "topk@0.01": {3: 30.0, 5: 50.0}}
+    args = compare.parse_arguments(["--seeds", "3,5", "--contenders", "topk,sketch"])
+    found = compare.accuracies(compare.measure_accuracy(args))
+    both = {3: 30.0, 5: 50.0}
+    assert found == {"horovod": both, "topk@0.01": both, "sketch@0.01": {3: 30.0}}  # which is slow
 
 
 # The table.
@@ -268,13 +270,14 @@ def test_what_the_parts_know_comes_together() -> None:
 def test_a_table_has_the_columns_of_its_parts() -> None:
     args = compare.parse_arguments(ARGUMENTS)
     head, *lines = report.format_table(rows(), compare.columns(args)).splitlines()
-    titles = "contender keeps ms/step x dense MB sent codec kB P=4 kB P=16 rounds accuracy points"
+    titles = "contender keeps ms/step x dense MB sent codec kB P=4 kB P=16 rounds accuracy points seeds"
     assert " ".join(head.split()) == titles
-    assert lines[2].split() == ["topk", "yes", "200.0", "3.00", "0.500", "25.0%", "1.50", "2.00", "3", "88.70", "-0.30"]
+    topk = "topk yes 200.0 3.00 0.500 25.0% 1.50 2.00 3 88.70 -0.30 2"
+    assert " ".join(lines[2].split()) == topk
     assert lines[5].split()[:3] == ["leader", "yes", "-"]
     assert lines[5].endswith("(slow; P=4: no; hung)")
     args = compare.parse_arguments([*ARGUMENTS, "--parts", "accuracy"])
-    assert list(compare.columns(args)) == ["keeps", "accuracy", "points"]
+    assert list(compare.columns(args)) == ["keeps", "accuracy", "points", "seeds"]
 
 
 def test_verdicts() -> None:
