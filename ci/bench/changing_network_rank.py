@@ -58,9 +58,7 @@ def main() -> None:
     settings = rank.settings
     workload: Any = find(settings["model"])
     workload.num_tests = 10_000
-    total, rising = settings["steps"] * len(settings["rates"]), workload.rising_steps
-    # Down to zero at the end: a constant rate leaves accuracies that jump by half a point from step to step.
-    workload.factor = lambda step: min(1.0, (step + 1) / rising) * (1 - step / (total + 1))
+    workload.num_steps = settings["steps"] * len(settings["rates"])
     train(rank, workload, settings["contenders"][0])
     rank.close()
 

@@ -1,29 +1,86 @@
 """Who takes part in the speed benchmarks: every way to average gradients, by name.
 
 Two families, since Horovod's background thread must not take time from PyTorch's DDP: each has processes of its own.
-A method of this package is one line in `METHODS`. Its contenders are called `method@density`.
+The methods of this package follow from its registry. Their contenders are called `method@density`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any
 
 import torch
 from workloads import Batch, Workload
 
+from hvd_sparse import registry
+from hvd_sparse.config import Config, sparse_config
 from hvd_sparse.planner.choice import LADDER
+
+MEMORY = "momentum"  # of every method that names no other, where the training has a momentum
+
+
+def registered() -> dict[str, dict[str, Any]]:
+    """Every method that the registry's names make: name -> how it differs from the default, for Compression.sparse.
+
+    A collective takes part with the default sparsifier, any other sparsifier with the collective that suits it, a
+    scheme as it is, and a memory that is not `MEMORY` with the default of everything else.
+    """
+    default, kinds = sparse_config(), registry.METHODS
+    sparsifier, collective = (registry.name_of(kind, getattr(default, kind)) for kind in ("sparsifier", "collective"))
+    suited = [name for name in kinds["collective"] if not _class("collective", name).needs_shared_indices]
+    return {
+        **{name: {"collective": name} for name in suited},
+        **{name: {"sparsifier": name} for name in kinds["sparsifier"] if name != sparsifier},
+        # `sparse` is all of the above, `dense` what everything is compared with.
+        **{name: {"scheme": name} for name in kinds["scheme"] if name not in ("sparse", "dense")},
+        **{f"{collective}-{name}": {"memory": name} for name in kinds["memory"] if name != MEMORY},
+    }
+
+
+def _class(kind: str, name: str) -> Any:
+    return registry.method_class(kind, name)
+
 
 # Keyword arguments of Compression.sparse.
 METHODS: dict[str, dict[str, Any]] = {
-    "allgather": {"collective": "allgather"},
-    "owner_reduce": {"collective": "owner_reduce"},
+    **registered(),
     "owner_reduce-fp16": {"collective": "owner_reduce", "wire": "fp16"},
     "owner_reduce-compact": {"collective": "owner_reduce", "wire": "compact"},
-    "leader": {"collective": "shared_allreduce", "sparsifier": "leader"},
-    "random_block": {"collective": "shared_allreduce", "sparsifier": "random_block"},
-    "hierarchical": {"collective": "hierarchical"},
 }
+
+
+def config_of(name: str, momentum: float = 0.0) -> Config:
+    """How the contender `method@density` exchanges gradients in a training with this momentum."""
+    method, _, density = name.partition("@")
+    return sparse_config(float(density), **with_memory(METHODS[method], momentum))
+
+
+def with_memory(arguments: dict[str, Any], momentum: float) -> dict[str, Any]:
+    """The arguments of Compression.sparse in a training with this momentum."""
+    return {**arguments, "memory": _memory(arguments.get("memory", MEMORY), momentum)}
+
+
+def _memory(name: str, momentum: float) -> Any:
+    """The memory of this name. One that applies a momentum, itself or by another memory, gets that of the training."""
+    if name == MEMORY and not momentum:
+        return registry.create("memory", "residual")
+    takes = signature(_class("memory", name)).parameters
+    if "memory" in takes:
+        return registry.create("memory", name, memory=_memory(MEMORY, momentum))
+    return registry.create("memory", name, **({"momentum": momentum} if "momentum" in takes else {}))
+
+
+def conserves(name: str) -> bool:
+    """Whether nothing of a gradient is lost: it is applied, or a memory has it. Parts that lose something say so."""
+    config = config_of(name)
+    return bool(config.memory.keys) and bool(getattr(config.scheme(), "conserves", True))
+
+
+def usual(method: str, density: float) -> str:
+    """The contender of this method where others have this density: ten times it for one that is blind to values."""
+    blind = getattr(sparse_config(**METHODS[method]).sparsifier, "blind", False)
+    return f"{method}@{min(1.0, 10 * density) if blind else density:g}"
 
 
 class Trainer:
@@ -34,12 +91,19 @@ class Trainer:
         model: the plain model, to evaluate.
         optimizer: what steps.
         forward: the model that the loss is taken of, if it is a wrapper.
+        late: an exchange may outlast its step; `finish` applies the last one.
     """
 
     def __init__(
-        self, workload: Workload, model: torch.nn.Module, optimizer: Any, forward: Callable[..., Any] | None = None
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        optimizer: Any,
+        forward: Callable[..., Any] | None = None,
+        late: bool = False,
     ) -> None:
         self.workload = workload
+        self.late = late
         self.model = model
         self.forward = forward or model
         self.optimizer = optimizer
@@ -53,6 +117,16 @@ class Trainer:
         self.optimizer.step()
         self.schedule.step()
         return loss.detach()
+
+    def finish(self) -> None:
+        """Apply what is still in flight, on all ranks alike: before an evaluation, and before others are timed."""
+        if self.late:
+            self.optimizer.flush()
+
+    def close(self) -> None:
+        """Stop averaging, so that nothing holds on to the model. `finish` comes first."""
+        if hasattr(self.optimizer, "close"):
+            self.optimizer.close()
 
     def counted_bytes(self) -> float | None:
         """Bytes per step that this rank has sent, where the optimizer says so."""
@@ -98,18 +172,19 @@ def _horovod(name: str, workload: Workload, model: torch.nn.Module) -> Trainer:
 
 
 def _sparse(name: str, workload: Workload, model: torch.nn.Module) -> Trainer:
-    """The memory applies the momentum, so the optimizer must not."""
+    """Where the memory applies the momentum, the optimizer must not."""
     import hvd_sparse.torch as hvd
-    from hvd_sparse.memories.momentum import Momentum
 
     method, _, density = name.partition("@")
-    memory = Momentum(workload.momentum) if workload.momentum else "residual"
+    arguments = with_memory(METHODS[method] if density else {}, workload.momentum)
+    memory = arguments["memory"]
     if density:
-        compression = hvd.Compression.sparse(float(density), memory=memory, **METHODS[method])
+        compression = hvd.Compression.sparse(float(density), **arguments)
     else:
-        compression = hvd.Compression.adaptive(memory=memory)
-    optimizer = _sgd(workload, model, 0.0)
-    return Trainer(workload, model, hvd.DistributedOptimizer(optimizer, _named(name, model), compression))
+        compression = hvd.Compression.adaptive(**arguments)
+    optimizer = _sgd(workload, model, 0.0 if getattr(memory, "momentum", 0.0) else workload.momentum)
+    wrapped = hvd.DistributedOptimizer(optimizer, _named(name, model), compression)
+    return Trainer(workload, model, wrapped, late="late" in getattr(memory, "shared_keys", ()))
 
 
 def _ddp(name: str, workload: Workload, model: torch.nn.Module) -> Trainer:
@@ -154,6 +229,8 @@ def family(name: str) -> str:
 def expand(names: Iterable[str], densities: Iterable[float]) -> list[str]:
     """Contenders without repetition: a method without a density stands for one of each.
 
+    "methods" are all of `METHODS`, each at its `usual` density.
+
     Raises:
         ValueError: a name is unknown, or a density is none.
     """
@@ -162,10 +239,13 @@ def expand(names: Iterable[str], densities: Iterable[float]) -> list[str]:
         method, at, density = name.partition("@")
         if name == "best-fixed":
             found.update(dict.fromkeys(FIXED))
+        elif name == "methods":
+            every = [usual(method, density) for method in METHODS for density in densities]
+            found.update(dict.fromkeys(expand(every, ())))
         elif name in _SPECIAL:
             found[name] = None
         elif method not in METHODS:
-            known = ", ".join([*_SPECIAL, "best-fixed", *METHODS])
+            known = ", ".join([*_SPECIAL, "best-fixed", "methods", *METHODS])
             raise ValueError(f"a contender is one of {known}, with @DENSITY if you like. Received: {name!r}.")
         else:
             for one in [float(density)] if at else densities:

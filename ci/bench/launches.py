@@ -93,14 +93,17 @@ def launch_all(
 ) -> None:
     """Launch, and again without the contender that ended it, until all others have had their turn.
 
-    What came of it is added to `outcome`, whose failed contenders are left out from the beginning.
+    What came of it is added to `outcome`, whose failed contenders are left out from the beginning. Those that were
+    `finished` when another one ended the launch do not run again.
     """
-    while names := [name for name in settings["contenders"] if name not in outcome.failures]:
+    finished: set[str] = set()
+    while names := [name for name in settings["contenders"] if name not in finished | outcome.failures.keys()]:
         now = {**settings, "contenders": names}
         print(f"{time.strftime('%H:%M:%S')} {settings['model']}: {', '.join(names)}", file=sys.stderr, flush=True)
         well, diaries, output = launch(lab, script, now, slots, most_seconds)
         outcome.diaries.append(diaries)
         outcome.failures.update(failures(diaries))
+        finished |= {note["contender"] for diary in diaries[:1] for note in diary if note["event"] == "finished"}
         if well:
             return
         guilty = culprit(diaries, settings["limit"])

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +58,30 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def simulate(arguments: dict[str, Any] | None, size: int, num_elements: int, density: float) -> tuple[float, int]:
-    """Bytes that the busiest rank sends in one step, and its number of collectives."""
+def simulate(
+    arguments: dict[str, Any] | None, size: int, num_elements: int, density: float, steps: int = 1
+) -> tuple[float, int]:
+    """Bytes that the busiest rank sends in the last of these steps, and its number of collectives."""
     config = sparse_config(density, **(arguments or {}))
     scheme = Dense() if arguments is None else config.scheme()
-    exchange, ops = Exchange(Spec("b", num_elements), scheme, config.memory), NumpyOps()
-    simulator = Simulator(size, groups=hosts(size, 1))
-    rng, k = np.random.default_rng(0), num_kept(density, num_elements)
-    grads = [rng.standard_normal(num_elements, np.float32) for _ in range(size)]
-    programs = [exchange.step(ops, simulator.world(r), grads[r], k, exchange.init(ops)) for r in range(size)]
-    simulator.run(programs)
+    spec = Spec("b", num_elements, shapes=(nearly_square(num_elements),))
+    exchange, ops = Exchange(spec, scheme, config.memory), NumpyOps()
+    simulator, k = Simulator(size, groups=hosts(size, 1)), num_kept(density, num_elements)
+    rng, weights = np.random.default_rng(0), np.random.default_rng(1).standard_normal(num_elements, np.float32)
+    states = [exchange.init(ops) for _ in range(size)]
+    for step in range(steps):
+        simulator.rounds.clear()
+        worlds = [replace(simulator.world(rank, step), weights=lambda: weights) for rank in range(size)]
+        grads = [rng.standard_normal(num_elements, np.float32) for _ in range(size)]
+        programs = [exchange.step(ops, worlds[rank], grads[rank], k, states[rank]) for rank in range(size)]
+        states = [state for _, state in simulator.run(programs)]
     return 4 * simulator.words, len(simulator.rounds)
+
+
+def nearly_square(size: int) -> tuple[int, int]:
+    """Rows and columns of a matrix of so many elements, for methods that want one."""
+    rows = next(rows for rows in range(math.isqrt(size), 0, -1) if size % rows == 0)
+    return rows, size // rows
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:

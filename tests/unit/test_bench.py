@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "ci" / "bench"))
 
 import contenders
 import launches
+import own_seconds
 import report
 import step_time
 import time_to_accuracy
@@ -247,3 +249,40 @@ def test_goals_have_a_direction() -> None:
     assert workloads.find("lstm").reached(5.0)
     assert not workloads.find("lstm").reached(6.0)
     assert not workloads.find("lstm").reached(float("nan"))
+
+
+def test_the_learning_rate_falls_to_zero_in_trainings_of_known_length() -> None:
+    workload = workloads.find("mlp")
+    assert workload.factor(10_000) == 1
+    workload.num_steps = 99
+    assert [workload.factor(step) for step in (50, 98)] == pytest.approx([0.5, 0.02])
+
+
+def test_seeds_change_weights_and_order() -> None:
+    weights, orders = [], []
+    for seed in (0, 0, 1):
+        workload = workloads.find("embedding")
+        workload.num_words, workload.seed = 50, seed
+        weights.append(next(workload.make_model().parameters()).sum().item())
+        orders.append([workload.order(rank) for rank in range(2)])
+    assert weights[0] == weights[1] != weights[2]
+    assert orders == [[0, 1], [0, 1], [1000, 1001]]
+
+
+def test_only_a_programs_own_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(own_seconds.time, "perf_counter", lambda: now[0])
+
+    def program() -> Generator[str, int, int]:
+        now[0] += 1
+        answer = yield "request"
+        now[0] += 2
+        return answer + 1
+
+    clock = own_seconds.Clock()
+    running = clock.program(program())
+    assert running.send(None) == "request"
+    now[0] += 100
+    with pytest.raises(StopIteration) as stop:
+        running.send(6)
+    assert (stop.value.value, clock.seconds) == (7, 3)
