@@ -154,7 +154,8 @@ class Bandwidth:
                     "compute": measured.compute_seconds,
                     "at": step,
                 }
-                known, times = {**known, density: now}, {**times, density: times.get(density, 0) + 1}
+                count = times.get(density, 0) + (step > _FIRST_DECISION)  # the very first steps are slow
+                known, times = {**known, density: now}, {**times, density: count}
         if measured.gain is not None:
             gain = {**gain, density: 1.0 if state["density"] == 1 else measured.gain}
         return {**state, "known": known, "times": times, "gain": gain}
@@ -168,7 +169,8 @@ class Bandwidth:
             return self._guessed(density, link_seconds, state["known"], base, measured)
         found = min(_expected(own, link_seconds, measured))
         # Noise may have decided a trial, but hardly two of them.
-        again = state["times"][_key(density)] == 1 and step - own["at"] >= self.period
+        age, count = step - own["at"], state["times"][_key(density)]
+        again = age > 0 if count == 0 else count == 1 and age >= self.period
         if again and found < _FAR * measured.step_seconds:
             others = {key: one for key, one in state["known"].items() if one is not own}
             found = min(found, self._guessed(density, link_seconds, others, base, measured))

@@ -587,6 +587,16 @@ def test_noise_in_a_trial_does_not_decide(gbit):
     assert training.now <= 1.06 * training.best
 
 
+@pytest.mark.parametrize("gbit", [25, 10, 5, 1])
+def test_slow_first_steps_do_not_decide(gbit):
+    """Those in which connections are made: the plan of the start gets its trial like all others, soon."""
+    training = Training(Bandwidth(), link_at(gbit), codec={0.011: 0.3})
+    training.run(4)
+    training.codec = {}
+    training.run(46)
+    assert training.now <= 1.06 * training.best
+
+
 def test_what_was_seen_long_ago_is_forgotten():
     """Dense was slow in its trial, say for another job on the machines."""
     training = Training(Bandwidth(0.2), link_at(9), codec={1.0: 0.5})
