@@ -193,7 +193,7 @@ class Bandwidth:
     def _is_sure(self, density: float, link_seconds: dict[float, float], state: State) -> bool:
         """Whether a plan needs no trial: it was seen on such a network, twice or just now."""
         name = _key(density)
-        seen_enough = density == state["density"] or state["times"].get(name, 0) > 1
+        seen_enough = state["times"].get(name, 0) > (density != state["density"])
         return seen_enough and name in state["known"] and _is_near(state["known"][name]["link"], link_seconds[density])
 
     def _budget(self, base: float, exposed: dict[float, float], steps: dict[float, float]) -> float:
