@@ -79,9 +79,10 @@ def test_a_trace(backend):
 def test_the_bound():
     """Squared moves of 0.04 and 0.01, made with a rate of 0.1; the one before them does not count any more."""
     moves = [7.0, 0.04 / 0.1, 0.01 / 0.1]
-    assert not Lazy(history=3).has_news(0.125, moves, 2)
-    assert Lazy(history=3).has_news(math.nextafter(0.125, 1), moves, 2)
-    assert not Lazy(history=3, threshold=2).has_news(0.25, moves, 2)
+    for threshold in (1.0, 2.0):
+        scheme, bound = Lazy(history=3, threshold=threshold), 0.125 * threshold
+        assert not scheme.has_news(bound - 1e-9, moves, 2)
+        assert scheme.has_news(bound + 1e-9, moves, 2)
     assert not Lazy(history=1).has_news(0, [7.0], 2)
     assert Lazy(history=1).has_news(1e-30, [7.0], 2)
 
