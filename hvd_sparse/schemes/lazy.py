@@ -21,17 +21,18 @@ class Lazy:
 
     A rank has nothing new to say if its gradient differs from the one at the weights of its last message, on the same
     batch, by less than the model has moved lately would explain. Its gradient is then dropped: its residual stays as it
-    was. What all ranks sent last is kept by everybody, and every step applies the sum of it.
+    was. What all ranks sent last is kept by everybody, and every step applies the sum of it. So nothing is lost of the
+    gradients of steps in which a rank speaks.
 
     On PyTorch `optimizer.lazy_step(lambda: loss_of(model, batch))` takes a whole step in this way; after an ordinary
-    `backward()`, and on TensorFlow, every rank speaks in every step, which is `allgather` of the top k with another
-    name. So it is where P k exceeds n, and the exchange dense.
+    `backward()`, and on TensorFlow, every rank speaks in every step, as with `topk` and `allgather`. Where P k exceeds n
+    the exchange is dense, and nobody is silent.
 
     Traffic: (2k + 1)(number of others that speak) words per rank and step, in one collective. A rank that falls silent
     or speaks again changes the length of its message, which Horovod then negotiates anew.
     Memory: 8 bytes per element for what was sent last, and on PyTorch a copy of the model.
     Choose it where the network is very slow and a second forward and backward pass costs little beside it. Avoid it
-    elsewhere: on convolutional networks the authors save 10 to 25 % of the messages.
+    elsewhere: on convolutional networks the authors save a tenth to a fifth of the messages.
 
     Args:
         history: D, steps whose moves count; also the first steps, in which everybody speaks, and the longest silence.
