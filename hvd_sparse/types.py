@@ -83,8 +83,8 @@ class World:
     `groups` maps further group names ("local", "cross") to (rank, size) inside them; "global" is (rank, size). Totals
     are handed out multiplied by `gain`: 1 / P makes them averages, and costs a pass over k entries, not over n.
     `weights` gives (n,) the bucket's parameters as they are now, equal on all ranks, to a method that asks for them.
-    `speaks` tells a method that asks whether this rank's gradient is worth sending: a 0-d boolean; None where nobody has
-    looked, and every rank's is.
+    `speaks` tells a method that asks whether this rank's gradient is worth sending: a 0-d boolean; None where nobody
+    has looked, and every rank's is.
     """
 
     rank: int

@@ -25,12 +25,12 @@ class Lazy:
     gradients of steps in which a rank speaks.
 
     On PyTorch `optimizer.lazy_step(lambda: loss_of(model, batch))` takes a whole step in this way; after an ordinary
-    `backward()`, and on TensorFlow, every rank speaks in every step, as with `topk` and `allgather`. Where P k exceeds n
-    the exchange is dense, and nobody is silent.
+    `backward()`, and on TensorFlow, every rank speaks in every step, as with `topk` and `allgather`. Where P k exceeds
+    n the exchange is dense, and nobody is silent.
 
     Traffic: (2k + 1)(number of others that speak) words per rank and step, in one collective. A rank that falls silent
     or speaks again changes the length of its message, which Horovod then negotiates anew.
-    Memory: 8 bytes per element for what was sent last, and on PyTorch a copy of the model.
+    Memory: 8 bytes per element for what was sent last, and on PyTorch two copies of the model and a second gradient.
     Choose it where the network is very slow and a second forward and backward pass costs little beside it. Avoid it
     elsewhere: on convolutional networks the authors save a tenth to a fifth of the messages.
 

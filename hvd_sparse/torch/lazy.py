@@ -39,7 +39,7 @@ class LazyAverager(Averager):
         optimizer.zero_grad()
         parameters = [parameter for parameter in self.names if parameter.requires_grad]
         before = {self.names[p]: p.detach().clone() for p in parameters}
-        value, speaks = self._look(parameters, loss)
+        value, speaks = self._look(parameters, before, loss)
         self.speaks = speaks
         self.exchange()
         optimizer.step()
@@ -51,12 +51,14 @@ class LazyAverager(Averager):
             self._moves = [*self._moves, self._squared_move(optimizer, before)][-self.scheme.history :]
         return value
 
-    def _look(self, parameters: list[Any], loss: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
+    def _look(
+        self, parameters: list[Any], before: dict[str, torch.Tensor], loss: Callable[[], torch.Tensor]
+    ) -> tuple[torch.Tensor, bool]:
         """Set `p.grad`, and tell the loss and whether these gradients are worth sending."""
         size, old = self.driver.world(0).size, None
         if not self.scheme.must_speak(len(self._moves), self._silence, size):
             devices = {p.device for p in parameters if p.device.type == "cuda"}
-            with self._at_last_message(parameters), torch.random.fork_rng(devices):  # dropout: twice the same
+            with self._at_last_message(parameters, before), torch.random.fork_rng(devices):  # dropout: twice the same
                 old = _gradients(loss(), parameters)
         value = loss()
         new = _gradients(value, parameters)
@@ -68,18 +70,18 @@ class LazyAverager(Averager):
         return value.detach(), speaks
 
     @contextlib.contextmanager
-    def _at_last_message(self, parameters: list[Any]) -> Iterator[None]:
-        """Inside, parameters are what they were when this rank spoke last, as far as it knew them then."""
-        own = [p.detach().clone() for p in parameters]
-        with torch.no_grad():
-            for parameter in parameters:
-                parameter.copy_(self._spoke_at.get(self.names[parameter], parameter))
+    def _at_last_message(self, parameters: list[Any], before: dict[str, torch.Tensor]) -> Iterator[None]:
+        """Inside, parameters are what they were when this rank spoke last, as far as it had them then."""
+        self._set(parameters, {**before, **self._spoke_at})
         try:
             yield
         finally:
-            with torch.no_grad():
-                for parameter, weights in zip(parameters, own):
-                    parameter.copy_(weights)
+            self._set(parameters, before)
+
+    @torch.no_grad()
+    def _set(self, parameters: list[Any], weights: dict[str, torch.Tensor]) -> None:
+        for parameter in parameters:
+            parameter.copy_(weights[self.names[parameter]])
 
     def _squared_move(self, optimizer: Any, before: dict[str, torch.Tensor]) -> float:
         """||w - w before||^2 / the learning rate that gradients have in a sum over ranks."""
