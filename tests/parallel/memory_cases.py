@@ -388,6 +388,15 @@ def case_lazy_without_silence_is_allgather() -> None:
     assert lazy.metrics()["silent_steps"] == 0
 
 
+def case_lazy_compares_gradients_of_the_same_random_numbers() -> None:
+    """Weights stay where they are, so that gradients differ by their dropout only."""
+    model, data = make_model(), next(batches(1))
+    optimizer = wrap(model, sgd(model, lr=0.0, momentum=0.0), scheme=Lazy(history=2))
+    for _ in range(5):
+        optimizer.lazy_step(lambda: loss_of(model, noisy(data)))
+    assert optimizer.metrics()["silent_steps"] == 2
+
+
 def noisy(batch: Any) -> Any:
     return torch.nn.functional.dropout(batch[0], 0.3), batch[1]
 
