@@ -46,6 +46,8 @@ class Exchange:
         x, memory = self.memory.compensate(ops, world.size, grad, state["memory"])
         reduced, scheme = yield from self.reduce(ops, world, x, k, state["scheme"])
         reached = self.commit(ops, reduced, {"memory": memory, "scheme": scheme})
+        if reduced.silent is not None:
+            reached["memory"] = ops.where(reduced.silent, state["memory"], reached["memory"])
         return reduced, ops.where(reduced.finite, reached, state)
 
     def reduce(self, ops: Ops, world: World, x: Array, k: int, state: State) -> Program[tuple[Reduced, State]]:

@@ -43,6 +43,7 @@ METHODS: dict[str, dict[str, str]] = {
         "low_rank": "hvd_sparse.schemes.low_rank:LowRank",
         "sketch": "hvd_sparse.schemes.sketch:Sketch",
         "ok_topk": "hvd_sparse.schemes.ok_topk:OkTopk",
+        "lazy": "hvd_sparse.schemes.lazy:Lazy",
     },
 }
 

@@ -59,6 +59,7 @@ class Reduced:
         left: what stays of the input at the indices of `used`, like its values: rounding errors. None: nothing.
         kept: (n,) all that stays with this rank, where it is not its input less `used`. None: it is.
         given: (n,) what the optimizer gets in place of `total`. None: it gets that.
+        silent: 0-d boolean: this rank's gradient is dropped, and its memory stays as it was before it. None: it is not.
     """
 
     total: Array
@@ -67,6 +68,7 @@ class Reduced:
     left: Array | None = None
     kept: Array | None = None
     given: Array | None = None
+    silent: Any = None
 
     @property
     def applied(self) -> Array:
@@ -81,6 +83,8 @@ class World:
     `groups` maps further group names ("local", "cross") to (rank, size) inside them; "global" is (rank, size). Totals
     are handed out multiplied by `gain`: 1 / P makes them averages, and costs a pass over k entries, not over n.
     `weights` gives (n,) the bucket's parameters as they are now, equal on all ranks, to a method that asks for them.
+    `speaks` tells a method that asks whether this rank's gradient is worth sending: a 0-d boolean; None where nobody
+    has looked, and every rank's is.
     """
 
     rank: int
@@ -89,6 +93,7 @@ class World:
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)
     gain: float = 1.0
     weights: Callable[[], Array] | None = None
+    speaks: Any = None
 
     def place(self, group: str) -> tuple[int, int]:
         """(rank, size) inside the group."""

@@ -201,6 +201,7 @@ class Ranks:
         slots = 2 if size in (4, 6) else 1  # other sizes are hosts of one rank
         self.groups = hosts(size // slots, slots)
         self.weights = frozen(np.random.default_rng(1).normal(size=exchange.spec.size), np.float32)  # for who asks
+        self.speaks: Sequence[Any] = [None] * size
 
     def step(self, grads: Sequence[np.ndarray], k: int) -> Step:
         """One exchange of one gradient per rank."""
@@ -213,7 +214,10 @@ class Ranks:
         ]
         simulator = Simulator(self.size, ops=backend.ops, groups=self.groups)
         weights = backend.array(self.weights)
-        worlds = [replace(simulator.world(rank, self.number), weights=lambda: weights) for rank in range(self.size)]
+        worlds = [
+            replace(simulator.world(rank, self.number), weights=lambda: weights, speaks=self.speaks[rank])
+            for rank in range(self.size)
+        ]
         results = simulator.run(
             [
                 self.exchange.step(backend.ops, world, grad, k, state)

@@ -17,7 +17,7 @@ class Scheme(Protocol):
         selects: at most k entries of x are used, if not all. False: k does not say how much goes.
 
     Further ones, where a scheme differs from the others:
-        conserves: False if what ranks keep and the total do not add up to their accumulators.
+        conserves: False if what ranks keep and the total do not add up to their accumulators, though all ranks speak.
         keeps_cancelled: True if entries whose sum is 0 stay with their ranks.
         periodic_tags: rounds that only some steps have.
         varying_words: True if traffic follows the data, though shapes do not.

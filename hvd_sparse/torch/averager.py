@@ -82,9 +82,9 @@ class Averager:
         self._adding = False  # they were added to averages that had not been zeroed
         self._touched: set[_Param] = set()
         self._before: dict[_Param, torch.Tensor] = {}  # those averages
-        self._num_passes = 0
-        self._started = 0.0
+        self._num_passes, self._started = 0, 0.0
         self._scale = self._density = 1.0
+        self.speaks: bool | None = None  # whether the coming exchange is worth it to this rank, if somebody has looked
 
     # -- during backward -----------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Averager:
     def _start(self, bucket: Bucket) -> None:
         self._started = self._started or time.perf_counter()
         spec, world = bucket.layout.spec, self.driver.world(self.num_exchanges)
-        world = replace(world, gain=self._scale / world.size if self.average else self._scale)
+        world = replace(world, gain=self._scale / world.size if self.average else self._scale, speaks=self.speaks)
         self.driver.start(spec.name, bucket.program(world, num_kept(self._density, spec.size)))
 
     def _start_rows(self, parameter: _Param) -> None:

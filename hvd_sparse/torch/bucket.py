@@ -92,6 +92,9 @@ class Bucket:
         if self._outcome is None:
             return
         reduced, reached = self._outcome
+        if reduced.silent is not None and bool(reduced.silent):
+            self.state, self._outcome = {**self.state, "scheme": reached["scheme"]}, None
+            return
         spare = self.state["memory"]
         self.state = self.exchange.commit(self.ops, reduced, reached)
         for key, flat in self.state["memory"].items():

@@ -14,10 +14,12 @@ from hvd_sparse.drivers.groups import check_elastic, check_host_groups, is_elast
 from hvd_sparse.drivers.horovod_torch import HorovodTorch
 from hvd_sparse.memories.delayed import Delayed
 from hvd_sparse.records import MetricsLog, Trace, open_for_rank
+from hvd_sparse.schemes.lazy import Lazy
 from hvd_sparse.torch import membership
 from hvd_sparse.torch.averager import Averager
 from hvd_sparse.torch.delayed import DelayedAverager
 from hvd_sparse.torch.elastic_state import register_handlers
+from hvd_sparse.torch.lazy import LazyAverager
 from hvd_sparse.torch.profile import Profile
 from hvd_sparse.torch.request import WrapRequest, check_request
 from hvd_sparse.torch.wrapped import wrap
@@ -70,7 +72,8 @@ def DistributedOptimizer(
 
     Returns:
         `optimizer`, with the further methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step`,
-        `metrics`, `compression_state_dict`, `load_compression_state_dict`, `flush`, `local_weights` and `close`.
+        `metrics`, `compression_state_dict`, `load_compression_state_dict`, `flush`, `lazy_step`, `local_weights` and
+        `close`.
 
     Elastic training: wrap outside of the function that `hvd.elastic.run` runs. `hvd.elastic.TorchState` then keeps the
     residuals as well; after a resize survivors keep theirs, a new rank begins with none, and what a lost rank had not
@@ -120,7 +123,8 @@ def DistributedOptimizer(
         return optimizer
     averager, recorder = None, Profile(files["profile"], request.names) if files["profile"] else None
     if process_set.size() > 1 or is_elastic():
-        kind = DelayedAverager if isinstance(request.config.memory, Delayed) else Averager
+        kind = LazyAverager if isinstance(request.config.chosen, Lazy) else Averager
+        kind = DelayedAverager if isinstance(request.config.memory, Delayed) else kind
         averager = kind(
             request.names, request.config, driver, average=op == hvd.Average, passes=request.passes,
             groups=request.groups, sparse_as_dense=sparse_as_dense, grad_scaler=grad_scaler,

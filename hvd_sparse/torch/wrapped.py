@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from hvd_sparse.saved_state import pack
 from hvd_sparse.torch.averager import Averager
 from hvd_sparse.torch.delayed import DelayedAverager
 from hvd_sparse.torch.in_place import InPlace, is_broadcasting_state, put_on
+from hvd_sparse.torch.lazy import lazy_step
 from hvd_sparse.torch.local_weights import local_weights
 from hvd_sparse.torch.request import WrapRequest
 from hvd_sparse.types import World
@@ -79,6 +80,10 @@ class Wrapped(InPlace):
     def local_weights(self) -> contextlib.AbstractContextManager[None]:
         """Around forward and backward: take gradients at w - lr v, v being this rank's residual. For SGD."""
         return local_weights(self, self.averager)
+
+    def lazy_step(self, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """With `scheme="lazy"`, on all ranks: a whole step, silent where the gradient of `loss()` is no news."""
+        return lazy_step(self, self.averager, loss)
 
     def flush(self) -> None:
         """With `memory="delayed"`, on all ranks alike: take a step with what is still in flight. Otherwise nothing."""

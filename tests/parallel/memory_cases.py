@@ -1,4 +1,4 @@
-"""Memories that change what the optimizer gets, and selections that look at the weights, on torch."""
+"""Memories that change what the optimizer gets, selections that look at the weights, and silent ranks, on torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from scenario import (
 
 import hvd_sparse.torch as hvd
 from hvd_sparse.memories.sgc import SGC
+from hvd_sparse.schemes.lazy import Lazy
 from hvd_sparse.sparsifiers.importance import Importance
+from hvd_sparse.sparsifiers.topk import TopK
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
@@ -31,7 +33,7 @@ RANK, SIZE = hvd.rank(), hvd.size()
 def wrap(
     model: torch.nn.Module, optimizer: Any = None, density: float = 0.1, grad_scaler: Any = None, **settings: Any
 ) -> Any:
-    settings = {"sparsifier": "topk", "min_size": 1, **settings}
+    settings = {"min_size": 1, **({} if "scheme" in settings else {"sparsifier": "topk"}), **settings}
     if optimizer is None:
         optimizer = sgd(model, momentum=0.0)
     compression = hvd.Compression.sparse(density=density, **settings)
@@ -330,3 +332,142 @@ def case_delayed_refuses_rows_and_what_adapts() -> None:
     with pytest.raises(hvd.HvdSparseError, match=r"'delayed' is for dense gradients\. That of 'weight' is sparse"):
         table(torch.tensor([RANK])).sum().backward()
     optimizer.close()
+
+
+# -- lazy --------------------------------------------------------------------------------------------------------------
+
+
+def case_lazy_trace() -> None:
+    """sasg.md: f_r = (w - a_r)^2 / 2 with a = (0, 4); the average's rate of 0.2 is one of 0.1 for the sum."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1)
+    optimizer = wrap(model, sgd(model, lr=0.2, momentum=0.0), density=0.25, scheme=Lazy(history=2))
+    seen, spoke, sent = [], [], []
+    for _ in range(6):
+        silent, num_bytes = optimizer.metrics()["silent_steps"], optimizer.metrics()["bytes_sent"]
+        optimizer.lazy_step(lambda: (model.weight[0, 0] - 4 * RANK) ** 2 / 2)
+        seen.append(float(model.weight.detach()[0, 0]))
+        spoke.append(1 - (optimizer.metrics()["silent_steps"] - silent))
+        sent.append(optimizer.metrics()["bytes_sent"] - num_bytes)
+        assert_same_on_ranks(model.weight)
+    assert seen == pytest.approx([1.2, 1.36, 1.52, 1.616, 1.712, 1.7696], abs=1e-6)
+    assert spoke == [1, 1, 0, 1, 0, 1]
+    assert sent[1] - sent[2] == 3 * 4, "an index, a value, and the rank"
+
+
+def case_lazy_trains() -> None:
+    """Fewer messages; the model is the same on all ranks, and the loss is about that of steps without silence."""
+    models, losses = pair(), []
+    data = next(batches(1))
+    for model, threshold in zip(models, (0.0, 1.0)):
+        optimizer = wrap(model, sgd(model, momentum=0.0), scheme=Lazy(threshold=threshold))
+        first = float(loss_of(model, data))
+        losses.append([float(optimizer.lazy_step(lambda model=model: loss_of(model, data))) for _ in range(60)])
+        assert losses[-1][0] == pytest.approx(first)
+        assert_same_on_ranks(flat(model))
+        assert (optimizer.metrics()["silent_steps"] > 10) == (threshold > 0)
+    silent, plain = (first - last for first, *_, last in reversed(losses))
+    assert silent > 0.8 * plain > 0
+
+
+def case_lazy_without_silence_is_allgather() -> None:
+    """A threshold of 0 is only met by a gradient that does not change; a step's own random numbers are as usual."""
+    models = pair()
+    lazy = wrap(models[0], scheme=Lazy(threshold=0))
+    plain = wrap(models[1], sparsifier=TopK("parameter"), collective="allgather")
+    torch.manual_seed(7)
+    for batch in batches(14):
+        lazy.lazy_step(lambda batch=batch: loss_of(models[0], noisy(batch)))
+    torch.manual_seed(7)
+    for batch in batches(14):
+        plain.zero_grad()
+        loss_of(models[1], noisy(batch)).backward()
+        plain.step()
+    assert torch.equal(flat(models[0]), flat(models[1]))
+    assert lazy.metrics()["silent_steps"] == 0
+
+
+def case_lazy_compares_gradients_of_the_same_random_numbers() -> None:
+    """Weights stay where they are, so that gradients differ by their dropout only."""
+    model, data = make_model(), next(batches(1))
+    optimizer = wrap(model, sgd(model, lr=0.0, momentum=0.0), scheme=Lazy(history=2))
+    for _ in range(5):
+        optimizer.lazy_step(lambda: loss_of(model, noisy(data)))
+    assert optimizer.metrics()["silent_steps"] == 2
+
+
+def noisy(batch: Any) -> Any:
+    return torch.nn.functional.dropout(batch[0], 0.3), batch[1]
+
+
+def case_lazy_state_survives() -> None:
+    models = pair()
+    data = next(batches(1))
+
+    def steps(model: torch.nn.Module, optimizer: Any, count: int) -> list[float]:
+        return [float(optimizer.lazy_step(lambda: loss_of(model, data))) for _ in range(count)]
+
+    optimizer = wrap(models[0], scheme="lazy")
+    steps(models[0], optimizer, 15)
+    saved, weights = optimizer.compression_state_dict(), copy.deepcopy(models[0].state_dict())
+    expected = steps(models[0], optimizer, 15)
+    models[1].load_state_dict(weights)
+    resumed = wrap(models[1], scheme="lazy")
+    resumed.load_compression_state_dict(saved)
+    assert steps(models[1], resumed, 15) == expected
+    assert torch.equal(flat(models[0]), flat(models[1]))
+    assert resumed.metrics()["silent_steps"] == optimizer.metrics()["silent_steps"] > 0
+    resumed.load_compression_state_dict({**saved, "lazy": {**saved["lazy"], "rank": SIZE}})  # another rank's
+    before = resumed.metrics()["silent_steps"]
+    steps(models[1], resumed, 10)
+    assert resumed.metrics()["silent_steps"] == before == 0
+    assert_same_on_ranks(flat(models[1]))
+
+
+def case_lazy_what_is_not_finite_is_forgotten_by_all() -> None:
+    model, data = make_model(), next(batches(1))
+    optimizer = wrap(model, scheme=Lazy(history=2))
+    for number in range(8):
+        spoilt = float("nan") if number == 4 and RANK == 0 else 1.0
+        before, saved = copy.deepcopy(model.state_dict()), optimizer.compression_state_dict()
+        optimizer.lazy_step(lambda spoilt=spoilt: loss_of(model, data) * spoilt)
+        after = optimizer.compression_state_dict()
+        if number == 4:
+            assert torch.isnan(flat(model)).any()
+            assert_same_on_ranks(torch.isnan(flat(model)).float())
+            assert after["lazy"]["moves"] == saved["lazy"]["moves"]
+            assert after["lazy"]["silence"] == saved["lazy"]["silence"]
+            for name, arrays in saved["memory"].items():
+                for key, array in arrays.items():
+                    assert torch.equal(after["memory"][name][key], array)
+            model.load_state_dict(before)  # as whoever checks for it would do
+    assert_same_on_ranks(flat(model))
+    assert optimizer.metrics()["skipped_steps"] == 1
+
+
+def case_lazy_refuses_what_it_cannot_do() -> None:
+    model, table = make_model(), torch.nn.Embedding(10, 4, sparse=True)
+    for settings in ({}, {"scheme": "lazy", "memory": "delayed"}):
+        optimizer = wrap(model, **settings)
+        with pytest.raises(ValueError, match="`lazy_step` needs scheme='lazy' and a memory other than 'delayed'"):
+            optimizer.lazy_step(lambda: loss_of(model, next(batches(1))))
+        optimizer.close()
+    optimizer = wrap(model, scheme="lazy", grad_scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(ValueError, match="wrap without `grad_scaler`"):
+        optimizer.lazy_step(lambda: loss_of(model, next(batches(1))))
+    optimizer.close()
+    optimizer = wrap(table, sgd(table, momentum=0.0), scheme="lazy")
+    with pytest.raises(ValueError, match=r"`lazy_step` is for dense gradients\. That of 'weight' is sparse"):
+        optimizer.lazy_step(lambda: table(torch.tensor([RANK])).sum())
+    optimizer.close()
+
+
+def case_lazy_uneven_batches() -> None:
+    model = make_model()
+    optimizer = wrap(model, scheme=Lazy(history=2))
+    data = next(batches(1))
+    for _ in range(6 + 3 * RANK):
+        optimizer.lazy_step(lambda: loss_of(model, data))
+    hvd.join()
+    assert_same_on_ranks(flat(model))
