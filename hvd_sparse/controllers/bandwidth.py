@@ -181,7 +181,7 @@ class Bandwidth:
         if density == 1:
             return link_seconds + (0.0 if self.budget_seconds is None else max(0.0, base - measured.overlap_seconds))
         near = sorted((d for d in self.densities if _key(d) in known), key=lambda d: (abs(math.log(d / density)), d))
-        if not near:
+        if not near or density == self.densities[-1]:  # the sparsest is tried once, to see what selection comes to
             return link_seconds + base
         like = known[_key(near[0])]
         found = min(_expected(like, link_seconds, measured))

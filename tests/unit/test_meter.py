@@ -714,7 +714,7 @@ def scenario(draw: random.Random) -> tuple[Training, list[float]]:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_any_training_ends_near_its_best_plan(seed):
-    """At most eight periods after the last change, with all clocks 3 % off."""
+    """At most eight periods after the last change; a twentieth by choice, a tenth by hysteresis, and clocks 3 % off."""
     draw = random.Random(seed)
     training, changes = scenario(draw)
     training.noise = training.network.noise = noisy(seed, 0.97, 1.03)
@@ -724,7 +724,7 @@ def test_any_training_ends_near_its_best_plan(seed):
         training.network.link = replace(link, seconds_per_byte=link.seconds_per_byte / change)
         training.run(8 * 50)
         taken = {density: sum(training.costs(density)) for density in LADDER}
-        assert taken[training.meter.plan.density] <= 1.12 * min(taken.values())
+        assert taken[training.meter.plan.density] <= 1.05 * 1.1 * 1.03 * min(taken.values())
 
 
 # Groups of ranks
