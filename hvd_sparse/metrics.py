@@ -43,7 +43,7 @@ class Counters:
             residual_norm: 2-norm of what has not been sent yet on this rank.
             skipped_steps: exchanges whose result was not applied: not finite, or thrown away before the step.
             sparse_gradients: parameter name -> "rows" or "dense", for embeddings with sparse gradients.
-            factors: parameter name -> "factors" or "whole", for layers that may travel as factors, in the last exchange.
+            factors: parameter name -> "factors" or "whole": how a layer that may be sent as factors travelled last.
             reason: why this density, in words.
         """
         return {

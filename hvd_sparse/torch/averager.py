@@ -62,8 +62,7 @@ class Averager:
         self.meter = Meter(config.controller, TorchNetwork(driver, next(iter(names)).device), driver.world(0))
         self.loaded: dict[str, Any] | None = None  # a saved state, for buckets that are not planned yet
         self.stepping = False  # inside the optimizer's step()
-        self.closed = False
-        self._pending = False  # the last exchange is neither committed nor discarded
+        self.closed = self._pending = False  # pending: the last exchange is neither committed nor discarded
         self._finite: list[Any] = []  # one flag per part of the last exchange
         self._bucket_of: dict[_Param, Bucket] = {}
         self._row_sparse: dict[_Param, None] = {}  # a list would compare tensors by their values
