@@ -75,7 +75,7 @@ def DistributedOptimizer(
             `hvd_sparse.collectives.factors`. Where they are not, or do not make up the gradient (a layer that is used
             twice, a penalty on its weight, code of torch.compile), it travels whole. Layers keep their inputs until
             the end of backward, checkpointed ones too. Not with `backward_passes_per_step`, elastic training or
-            memory="delayed".
+            the memories "momentum", "sgc" and "delayed".
 
     Returns:
         `optimizer`, with the further methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step`,

@@ -39,12 +39,10 @@ class FactoredAverager(Averager):
 
     def _plan_buckets(self, parameters: Sequence[Any]) -> None:
         if self._factored is None:
-            self._factored = self._choose([weight for weight in self._linears.weights if weight.requires_grad])
+            self._factored = self._choose(list(self._linears.weights))
         super()._plan_buckets([p for p in parameters if p not in set(self._factored)])
 
     def _choose(self, weights: list[Any]) -> list[Any]:
-        if not weights:
-            return []
         world, layers = self.driver.world(0), [self._product(weight) for weight in weights]
         counts = self.driver.run("factors", gather_rows(TorchOps(), world, layers))
         return [

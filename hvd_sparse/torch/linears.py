@@ -79,7 +79,7 @@ class Linears:
         node = _product_node(getattr(output, "grad_fn", None), weight)
         if node is None or type(inputs) is not torch.Tensor or inputs.layout != torch.strided:
             return
-        version = inputs._version
+        inputs, version = inputs.detach(), inputs._version  # the one that both count
 
         def went_through(grad_inputs: Any, grad_outputs: Any) -> None:
             if grad_inputs[-1] is not None:

@@ -12,7 +12,7 @@ import torch
 from hvd_sparse.buckets import Parameter, split_evenly
 from hvd_sparse.config import Config, adaptive_config, check_wrapping
 from hvd_sparse.drivers.groups import is_elastic
-from hvd_sparse.memories.delayed import Delayed
+from hvd_sparse.memories.none import NoMemory
 from hvd_sparse.torch.linears import linear_weights
 
 _BUCKET_BYTES = 4 * 2**20
@@ -67,8 +67,11 @@ def _factors(model: Any, names: dict[torch.nn.Parameter, str], config: Config, p
         raise ValueError(
             f"`factors` needs an exchange after every backward pass. Received: backward_passes_per_step={passes}."
         )
-    if isinstance(config.memory, Delayed):
-        raise ValueError("`factors` cannot be used with memory='delayed': they travel when backward ends.")
+    if not isinstance(config.memory.for_dense(), NoMemory):
+        raise ValueError(
+            "`factors` needs a memory that leaves dense gradients alone, such as 'residual'. Received: "
+            f"memory={type(config.memory).__name__}."
+        )
     if is_elastic():
         raise ValueError("`factors` cannot be used with elastic training: a new rank does not know which layers do.")
     found = [names[weight] for weight in linear_weights(model, names)]

@@ -300,7 +300,7 @@ def case_factors_are_dense_averages() -> None:
     for reentrant in (True, False):
         check(checkpointed(reentrant), "factors factors")
     check(lambda net, x: net.last(x).sum(), "factors factors")  # no rank uses them
-    check(plain, "factors factors", rows=1 + 20 * (RANK == 1) if SIZE == 2 else 1 + 10 * (RANK == 1))
+    check(plain, "factors factors", rows=1 + 10 * (RANK == 1))
     check(plain, "whole whole", rows=40)
     check(plain, "whole whole", backwards=2)
     check(called_twice, "whole factors")
@@ -333,19 +333,19 @@ def case_factors_are_dense_averages() -> None:
 
 
 def case_factors_are_fewer_bytes() -> None:
+    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(200, 100), torch.nn.ReLU(), torch.nn.Linear(100, 100, bias=False))
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), factors=model)
     for _ in range(3):
-        train_on = torch.randn(2 + RANK, 200)
         optimizer.zero_grad()
-        model(train_on).square().mean().backward()
+        model(torch.randn(2 + RANK, 200)).square().mean().backward()
         optimizer.step()
     assert_same_on_ranks(flat(model))
     metrics, ring = optimizer.metrics(), 2 * (SIZE - 1) / SIZE
     others = sum(2 + rank for rank in range(SIZE) if rank != RANK)
     expected = 3 * 4 * (others * (300 + 200) + 2 * (SIZE - 1) + ring * (100 + 9)) + 4 * 2 * (SIZE - 1)
     assert abs(metrics["bytes_sent"] - expected) <= 4
-    assert metrics["bytes_dense"] == int(3 * 4 * ring * (20_000 + 100 + 10_000))
+    assert abs(metrics["bytes_dense"] - 3 * 4 * ring * (20_000 + 100 + 10_000)) <= 1
     assert metrics["bytes_sent"] < 0.2 * metrics["bytes_dense"]
     optimizer.close()
 
@@ -357,7 +357,8 @@ def case_factors_that_cannot_be_are_refused() -> None:
         ({"factors": convolution}, ValueError, "torch.nn.Linear"),
         ({"backward_passes_per_step": 2}, ValueError, "backward_passes_per_step=2"),
         ({"compression": hvd.Compression.none}, ValueError, "compression=NoneCompressor"),
-        ({"compression": sparse(memory="delayed")}, ValueError, "delayed"),
+        ({"compression": sparse(memory="delayed")}, ValueError, "memory.*Delayed"),
+        ({"compression": sparse(memory="sgc")}, ValueError, "memory.*SGC"),
     ]
     for settings, kind, word in wrong:
         with pytest.raises(kind, match=word):
