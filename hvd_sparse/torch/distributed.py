@@ -73,8 +73,8 @@ def DistributedOptimizer(
         factors: the model. Weights of its `torch.nn.Linear` layers are averaged without compression, by a gather of
             the layers' inputs and output gradients, if those are smaller than the weights in the first exchange: see
             `hvd_sparse.collectives.factors`. Where they are not, or do not make up the gradient (a layer that is used
-            twice, a penalty on its weight, code of torch.compile), it travels whole. Layers keep their inputs until
-            the end of backward, checkpointed ones too. Not with `backward_passes_per_step`, elastic training or
+            twice, a penalty on its weight, code of torch.compile), it travels whole. Layers keep their inputs, also
+            checkpointed ones, and a copy of the gradient until the end of backward. Not with `backward_passes_per_step`, elastic training or
             the memories "momentum", "sgc" and "delayed".
 
     Returns:

@@ -362,7 +362,7 @@ def case_factors_that_cannot_be_are_refused() -> None:
     ]
     for settings, kind, word in wrong:
         with pytest.raises(kind, match=word):
-            hvd.DistributedOptimizer(sgd(model), model.named_parameters(), **{"factors": model, **settings})
+            hvd.DistributedOptimizer(sgd(model, 0.1, 0.0), model.named_parameters(), **{"factors": model, **settings})
     os.environ["HOROVOD_ELASTIC"] = "1"
     try:
         with pytest.raises(ValueError, match="elastic"):
