@@ -74,8 +74,8 @@ def DistributedOptimizer(
             the layers' inputs and output gradients, if those are smaller than the weights in the first exchange: see
             `hvd_sparse.collectives.factors`. Where they are not, or do not make up the gradient (a layer that is used
             twice, a penalty on its weight, code of torch.compile), it travels whole. Layers keep their inputs, also
-            checkpointed ones, and a copy of the gradient until the end of backward. Not with `backward_passes_per_step`, elastic training or
-            the memories "momentum", "sgc" and "delayed".
+            checkpointed ones, and a copy of the gradient until the end of backward. Not with elastic training,
+            `backward_passes_per_step` and the memories "momentum", "sgc" and "delayed".
 
     Returns:
         `optimizer`, with the further methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step`,
