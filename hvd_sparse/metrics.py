@@ -19,6 +19,7 @@ class Counters:
     exposed_seconds: float = 0.0
     skipped_steps: int = 0
     sparse_gradients: dict[str, str] = field(default_factory=dict)
+    factors: dict[str, str] = field(default_factory=dict)
 
     def add(self, density: float, num_bytes_dense: float, seconds: float, exposed_seconds: float) -> None:
         """Count one exchange."""
@@ -42,6 +43,7 @@ class Counters:
             residual_norm: 2-norm of what has not been sent yet on this rank.
             skipped_steps: exchanges whose result was not applied: not finite, or thrown away before the step.
             sparse_gradients: parameter name -> "rows" or "dense", for embeddings with sparse gradients.
+            factors: parameter name -> "factors" or "whole": how a layer that may be sent as factors travelled last.
             reason: why this density, in words.
         """
         return {
@@ -55,5 +57,6 @@ class Counters:
             "residual_norm": residual_norm,
             "skipped_steps": self.skipped_steps,
             "sparse_gradients": dict(self.sparse_gradients),
+            "factors": dict(self.factors),
             "reason": self.reason,
         }

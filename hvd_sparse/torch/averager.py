@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,22 +53,16 @@ class Averager:
         sparse_as_dense: bool = False,
         grad_scaler: Any = None,
     ) -> None:
-        self.names = names
-        self.config = config
-        self.driver = driver
-        self.average = average
-        self.passes = passes
-        self.groups = groups
-        self.sparse_as_dense = sparse_as_dense
-        self.grad_scaler = grad_scaler
+        self.names, self.config, self.driver = names, config, driver
+        self.average, self.passes = average, passes
+        self.groups, self.sparse_as_dense, self.grad_scaler = groups, sparse_as_dense, grad_scaler
         self.buckets: list[Bucket] = []
         self.counters = Counters(scheme=", ".join(config.describe().values()))
         self.num_exchanges = 0
         self.meter = Meter(config.controller, TorchNetwork(driver, next(iter(names)).device), driver.world(0))
         self.loaded: dict[str, Any] | None = None  # a saved state, for buckets that are not planned yet
         self.stepping = False  # inside the optimizer's step()
-        self.closed = False
-        self._pending = False  # the last exchange is neither committed nor discarded
+        self.closed = self._pending = False  # pending: the last exchange is neither committed nor discarded
         self._finite: list[Any] = []  # one flag per part of the last exchange
         self._bucket_of: dict[_Param, Bucket] = {}
         self._row_sparse: dict[_Param, None] = {}  # a list would compare tensors by their values
@@ -139,10 +133,14 @@ class Averager:
         world = replace(world, gain=self._scale / world.size if self.average else self._scale, speaks=self.speaks)
         self.driver.start(spec.name, bucket.program(world, num_kept(self._density, spec.size)))
 
-    def _start_rows(self, parameter: _Param) -> None:
-        grad = self._local_grad(parameter) if parameter in self._touched else no_rows(parameter)
-        program = sum_rows(self.driver.world(self.num_exchanges), grad, self.sparse_as_dense)
-        self.driver.start(self.names[parameter], program)
+    def _start_outside_buckets(self) -> None:
+        self._start_rows(self._row_sparse)
+
+    def _start_rows(self, parameters: Iterable[_Param]) -> None:
+        for parameter in parameters:
+            grad = self._local_grad(parameter) if parameter in self._touched else no_rows(parameter)
+            program = sum_rows(self.driver.world(self.num_exchanges), grad, self.sparse_as_dense)
+            self.driver.start(self.names[parameter], program)
 
     # -- the exchange --------------------------------------------------------------------------------------------------
 
@@ -187,11 +185,9 @@ class Averager:
             self._feed(parameter)
         for bucket in [bucket for bucket in self.buckets if not bucket.started]:
             self._start(bucket)
-        for parameter in self._row_sparse:
-            self._start_rows(parameter)
+        self._start_outside_buckets()
         results.update(self.driver.finish())
-        for parameter in self._find_row_sparse(results["census"]):
-            self._start_rows(parameter)
+        self._start_rows(self._find_row_sparse(results["census"]))
         results.update(self.driver.finish())
         census: Census = results["census"]
         if census.num_failed:
@@ -205,21 +201,25 @@ class Averager:
 
     def _install(self, results: dict[str, Any], census: Census) -> None:
         """Replace p.grad by the average wherever some rank had a gradient."""
-        grads: dict[_Param, torch.Tensor] = {}
         self._finite = []
+        grads = self._averages_outside_buckets(results)
         for bucket in self.buckets:
             self._finite.append(results[bucket.layout.spec.name].finite)
             grads.update(bucket.averages(results[bucket.layout.spec.name]))
-        for parameter in self._row_sparse:
-            total, dense, finite = results[self.names[parameter]]
-            self._finite.append(finite)
-            grads[parameter] = total / self.driver.world(0).size if self.average else total
-            self.counters.sparse_gradients[self.names[parameter]] = "dense" if dense else "rows"
         for parameter in census.present & grads.keys():
             before = self._before.get(parameter)
             if before is None and self._adding and parameter not in self._touched:
                 before = parameter.grad
             parameter.grad = grads[parameter] if before is None else grads[parameter] + before
+
+    def _averages_outside_buckets(self, results: dict[str, Any]) -> dict[_Param, torch.Tensor]:
+        grads = {}
+        for parameter in self._row_sparse:
+            total, dense, finite = results[self.names[parameter]]
+            self._finite.append(finite)
+            grads[parameter] = total / self.driver.world(0).size if self.average else total
+            self.counters.sparse_gradients[self.names[parameter]] = "dense" if dense else "rows"
+        return grads
 
     def _find_row_sparse(self, census: Census) -> list[_Param]:
         new = [p for p in self.names if p in census.row_sparse and p not in self._row_sparse]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from hvd_sparse.torch import membership
 from hvd_sparse.torch.averager import Averager
 from hvd_sparse.torch.delayed import DelayedAverager
 from hvd_sparse.torch.elastic_state import register_handlers
+from hvd_sparse.torch.factored import FactoredAverager
 from hvd_sparse.torch.lazy import LazyAverager
 from hvd_sparse.torch.profile import Profile
 from hvd_sparse.torch.request import WrapRequest, check_request
@@ -43,6 +45,7 @@ def DistributedOptimizer(
     metrics_log: Any = None,
     trace: Any = None,
     profile: Any = None,
+    factors: torch.nn.Module | None = None,
 ) -> Any:
     """Average gradients over ranks, sparsely, before each step.
 
@@ -69,6 +72,12 @@ def DistributedOptimizer(
             every rank's own if its name has "{rank}" in it.
         trace: file for a Chrome trace of all messages.
         profile: file for the times at which gradients become ready, see `hvd-sparse plan --trace`.
+        factors: the model. Weights of its `torch.nn.Linear` layers are averaged without compression, by a gather of
+            the layers' inputs and output gradients, if those are smaller than the weights in the first exchange: see
+            `hvd_sparse.collectives.factors`. Where they are not, or do not make up the gradient (a layer that is used
+            twice, a penalty on its weight, code of torch.compile), it travels whole. Layers keep their inputs, also
+            checkpointed ones, and a copy of the gradient until the end of backward. Not with elastic training,
+            `backward_passes_per_step` and the memories "momentum", "sgc" and "delayed".
 
     Returns:
         `optimizer`, with the further methods `synchronize`, `skip_synchronize`, `set_backward_passes_per_step`,
@@ -85,6 +94,10 @@ def DistributedOptimizer(
             elastic training at the first exchange.
     """
     if compression in (hvd.Compression.none, hvd.Compression.fp16):
+        if factors is not None:
+            raise ValueError(
+                f"`factors` cannot be used with compression={compression.__name__}: use Compression.sparse."
+            )
         _log.info("Horovod's own DistributedOptimizer, as compression=%s asks for.", compression.__name__)
         return hvd.DistributedOptimizer(
             optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
@@ -98,7 +111,7 @@ def DistributedOptimizer(
     try:
         request = check_request(
             optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor,
-            num_groups or groups,
+            num_groups or groups, factors,
         )  # fmt: skip
         check_elastic(process_set)
         check_host_groups(hvd, process_set, request.config.groups)
@@ -123,8 +136,10 @@ def DistributedOptimizer(
         return optimizer
     averager, recorder = None, Profile(files["profile"], request.names) if files["profile"] else None
     if process_set.size() > 1 or is_elastic():
-        kind = LazyAverager if isinstance(request.config.chosen, Lazy) else Averager
+        kind: Any = LazyAverager if isinstance(request.config.chosen, Lazy) else Averager
         kind = DelayedAverager if isinstance(request.config.memory, Delayed) else kind
+        if factors is not None:
+            kind = functools.partial(FactoredAverager, model=factors)
         averager = kind(
             request.names, request.config, driver, average=op == hvd.Average, passes=request.passes,
             groups=request.groups, sparse_as_dense=sparse_as_dense, grad_scaler=grad_scaler,

@@ -11,6 +11,10 @@ import torch
 
 from hvd_sparse.buckets import Parameter, split_evenly
 from hvd_sparse.config import Config, adaptive_config, check_wrapping
+from hvd_sparse.drivers.groups import is_elastic
+from hvd_sparse.memories.none import NoMemory
+from hvd_sparse.schemes.lazy import Lazy
+from hvd_sparse.torch.linears import linear_weights
 
 _BUCKET_BYTES = 4 * 2**20
 
@@ -24,12 +28,13 @@ class WrapRequest:
     passes: int = 1
     average: bool = True
     groups: list[list[str]] | None = None
+    factors: list[str] = field(default_factory=list)
 
     def describe(self) -> dict[str, Any]:
         """What must be equal on all ranks."""
         parameters = {name: f"{list(p.shape)} {p.dtype}" for p, name in self.names.items()}
         passes = {"backward_passes_per_step": self.passes, "average": self.average, "groups": self.groups}
-        return {**self.config.describe(), **passes, "parameters": parameters}
+        return {**self.config.describe(), **passes, "factors": self.factors, "parameters": parameters}
 
 
 def check_request(
@@ -40,6 +45,7 @@ def check_request(
     op: Any,
     predivide: float,
     groups: Any,
+    factors: Any,
 ) -> WrapRequest:
     """The request, or an error that says what is wrong with it."""
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -48,7 +54,35 @@ def check_request(
     momentum = max((_momentum(group) for group in optimizer.param_groups), default=0.0)
     average = check_wrapping(config, compression, op, (hvd.Average, hvd.Sum), predivide, passes, momentum)
     names = _names(optimizer, named_parameters)
-    return WrapRequest(config.with_buckets(_BUCKET_BYTES), names, passes, average, _groups(groups, names))
+    config, grouped = config.with_buckets(_BUCKET_BYTES), _groups(groups, names)
+    return WrapRequest(config, names, passes, average, grouped, _factors(factors, names, config, passes))
+
+
+def _factors(model: Any, names: dict[torch.nn.Parameter, str], config: Config, passes: int) -> list[str]:
+    """The names of the weights that may travel as factors."""
+    if model is None:
+        return []
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"`factors` must be the model, a torch.nn.Module. Received: {type(model).__name__}.")
+    if passes > 1:
+        raise ValueError(
+            f"`factors` needs an exchange after every backward pass. Received: backward_passes_per_step={passes}."
+        )
+    if not isinstance(config.memory.for_dense(), NoMemory):
+        raise ValueError(
+            "`factors` needs a memory that leaves dense gradients alone, such as 'residual'. Received: "
+            f"memory={type(config.memory).__name__}."
+        )
+    if isinstance(config.chosen, Lazy):
+        raise ValueError("`factors` cannot be used with scheme='lazy', whose steps take gradients in their own way.")
+    if is_elastic():
+        raise ValueError("`factors` cannot be used with elastic training: a new rank does not know which layers do.")
+    found = [names[weight] for weight in linear_weights(model, names)]
+    if not found:
+        raise ValueError(
+            "`factors` must be a model with torch.nn.Linear layers that the optimizer trains. It has none."
+        )
+    return found
 
 
 def _names(optimizer: torch.optim.Optimizer, named: Iterable[Any] | None) -> dict[torch.nn.Parameter, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -201,6 +202,176 @@ def case_horovods_own_broadcast_of_state_exchanges_nothing() -> None:
     assert optimizer.metrics()["num_exchanges"] == 0
     train(model, optimizer, batches(2))
     assert_same_on_ranks(flat(model))
+
+
+class Factored(torch.nn.Module):
+    """Layers in a row with a residual connection around each; the ways of using them are the cases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(48, 40), torch.nn.Linear(40, 48, bias=False)])
+        self.last = torch.nn.Linear(48, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers[1](torch.nn.functional.relu(self.layers[0](x), inplace=True))
+        return self.last(x + hidden)
+
+
+def case_factors_are_dense_averages() -> None:
+    """Whatever is done with a layer, the gradient is the average; and factors are used where they are all there is."""
+    model = Factored()
+    names = ["layers.0.weight", "layers.1.weight"]
+    reference = copy.deepcopy(model)
+    optimizer = hvd.DistributedOptimizer(sgd(model, 0.01), model.named_parameters(), sparse(density=1.0), factors=model)
+    generator = torch.Generator().manual_seed(RANK)
+
+    def check(loss_of: Callable[[Any, torch.Tensor], Any], how: str, rows: int = 2 + RANK, backwards: int = 1) -> None:
+        reference.load_state_dict(model.state_dict())
+        optimizer.zero_grad()
+        reference.zero_grad()
+        for _ in range(backwards):
+            x = torch.randn(rows, 48, generator=generator)
+            for net in (model, reference):
+                loss_of(net, x.clone()).backward()
+        for (name, p), other in zip(model.named_parameters(), reference.parameters()):
+            expected = torch.zeros_like(p) if other.grad is None else other.grad
+            expected = horovod.allreduce(expected.contiguous(), name=f"reference.{name}")
+            if p.grad is None:
+                assert not expected.any(), (name, how)
+                continue
+            assert_equal(p.grad, expected, 1e-6 * max(1.0, float(expected.abs().max())))
+            assert_same_on_ranks(p.grad)
+        assert [optimizer.metrics()["factors"][name] for name in names] == how.split(), how
+        optimizer.step()
+
+    def plain(net: Any, x: torch.Tensor) -> Any:
+        return net(x).square().sum()
+
+    def called_twice(net: Any, x: torch.Tensor) -> Any:
+        return net.layers[0](x + net.layers[1](net.layers[0](x))).square().sum()
+
+    def skipped_by_one_rank(net: Any, x: torch.Tensor) -> Any:
+        return plain(net, x) if RANK else net.last(x).square().sum()
+
+    def used_elsewhere(net: Any, x: torch.Tensor) -> Any:
+        return plain(net, x) + torch.nn.functional.linear(x, net.layers[0].weight).sum()
+
+    def penalised_on_one_rank(net: Any, x: torch.Tensor) -> Any:
+        return plain(net, x) + 1e-4 * (RANK == 1) * net.layers[1].weight.square().sum()
+
+    def on_the_gradient(net: Any, x: torch.Tensor) -> Any:
+        x.requires_grad_(True)
+        return torch.autograd.grad(plain(net, x), x, create_graph=True)[0].square().sum()
+
+    def asked_before(net: Any, x: torch.Tensor) -> Any:
+        torch.autograd.grad(plain(net, x), list(net.parameters()))
+        plain(net, x)  # without a backward pass
+        return plain(net, x)
+
+    def on_an_output(net: Any, x: torch.Tensor) -> Any:
+        hidden = net.layers[0](x)
+        hidden.register_hook(lambda grad: 2 * grad)
+        return net.last(x + net.layers[1](hidden)).square().sum()
+
+    def sequences(net: Any, x: torch.Tensor) -> Any:
+        return net(x.view(1, -1, 48)).square().sum()
+
+    def transposed(net: Any, x: torch.Tensor) -> Any:
+        return net(x.view(1, -1, 48).expand(2, -1, -1).transpose(0, 1)).square().sum()
+
+    def overwritten(net: Any, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):  # what autograd keeps is a copy
+            hidden = net.layers[0](x)
+        x.zero_()
+        return net.layers[1](hidden.float()).square().sum()
+
+    def scaled(net: Any, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return 1024 * net.layers[1](net.layers[0](x)).float().sum()
+
+    def checkpointed(reentrant: bool) -> Callable[[Any, torch.Tensor], Any]:
+        return lambda net, x: checkpoint(net, x.requires_grad_(True), use_reentrant=reentrant).square().sum()
+
+    check(plain, "factors factors")
+    assert [len(bucket.parameters) for bucket in optimizer.averager.buckets] == [2, 1]  # biases, and what is too small
+    for case in (sequences, asked_before, on_an_output, skipped_by_one_rank):
+        check(case, "factors factors")
+    for reentrant in (True, False):
+        check(checkpointed(reentrant), "factors factors")
+    check(lambda net, x: net.last(x).sum(), "factors factors")  # no rank uses them
+    check(plain, "factors factors", rows=1 + 10 * (RANK == 1))
+    check(plain, "whole whole", rows=40)
+    check(plain, "whole whole", backwards=2)
+    check(called_twice, "whole factors")
+    check(used_elsewhere, "whole factors")
+    check(penalised_on_one_rank, "factors whole")
+    check(on_the_gradient, "whole whole")
+    check(transposed, "whole factors")
+    check(overwritten, "whole factors")
+    check(lambda net, x: plain(torch.compile(net, backend="eager"), x), "whole whole")
+    handles = [net.layers[1].weight.register_hook(lambda grad: 2 * grad) for net in (model, reference)]
+    check(plain, "factors whole")
+    for handle in handles:
+        handle.remove()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin(torch.randn(2, 48)).sum().backward()
+    check(plain, "factors factors")
+
+    optimizer.zero_grad()
+    if RANK == 0:  # as in hvd.join()
+        optimizer.averager.exchange(active=False)
+    else:
+        plain(model, torch.randn(2, 48)).backward()
+    assert_same_on_ranks(flat(model))
+    optimizer.zero_grad()
+    scaled(model, torch.randn(2, 48)).backward()
+    assert_same_on_ranks(model.layers[0].weight.grad)
+    assert optimizer.metrics()["factors"] == dict.fromkeys(names, "factors")
+    optimizer.close()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def case_factors_are_fewer_bytes() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(200, 100), torch.nn.ReLU(), torch.nn.Linear(100, 100, bias=False))
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), factors=model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(2 + RANK, 200)).square().mean().backward()
+        optimizer.step()
+    assert_same_on_ranks(flat(model))
+    metrics, ring = optimizer.metrics(), 2 * (SIZE - 1) / SIZE
+    others = sum(2 + rank for rank in range(SIZE) if rank != RANK)
+    expected = 3 * 4 * (others * (300 + 200) + 2 * (SIZE - 1) + ring * (100 + 9)) + 4 * 2 * (SIZE - 1)
+    assert abs(metrics["bytes_sent"] - expected) <= 4
+    assert abs(metrics["bytes_dense"] - 3 * 4 * ring * (20_000 + 100 + 10_000)) <= 1
+    assert metrics["bytes_sent"] < 0.2 * metrics["bytes_dense"]
+    optimizer.close()
+
+
+def case_factors_that_cannot_be_are_refused() -> None:
+    model, convolution = make_model(), torch.nn.Conv2d(3, 3, 3)
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"factors": True}, TypeError, "`factors` must be the model"),
+        ({"factors": convolution}, ValueError, "torch.nn.Linear"),
+        ({"backward_passes_per_step": 2}, ValueError, "backward_passes_per_step=2"),
+        ({"compression": hvd.Compression.none}, ValueError, "compression=NoneCompressor"),
+        ({"compression": sparse(memory="delayed")}, ValueError, "memory.*Delayed"),
+        ({"compression": sparse(memory="sgc")}, ValueError, "memory.*SGC"),
+        ({"compression": hvd.Compression.sparse(scheme="lazy")}, ValueError, "scheme='lazy'"),
+    ]
+    for settings, kind, word in wrong:
+        with pytest.raises(kind, match=word):
+            hvd.DistributedOptimizer(sgd(model, 0.1, 0.0), model.named_parameters(), **{"factors": model, **settings})
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        with pytest.raises(ValueError, match="elastic"):
+            hvd.DistributedOptimizer(sgd(model), model.named_parameters(), factors=model)
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+    with pytest.raises(hvd.HvdSparseError, match="factors"):
+        hvd.DistributedOptimizer(sgd(model), model.named_parameters(), factors=model if RANK else None)
 
 
 def case_the_exchange_starts_during_backward() -> None:
