@@ -25,9 +25,11 @@ class Bandwidth:
     Predicted step with a plan: what its traffic takes over the measured link, as far as it does not hide behind
     backward, and beside it what a step has taken beyond that when this plan was last in use: computation, selection.
     What it costs is the difference to the least computation that any plan was seen with. A rung that was never in use
-    is taken to need the same as the nearest one that was. Dense is tried once wherever its traffic alone would not rule
-    it out; with a budget, where it would fit as far as is known. Where computation with the plan in use takes longer,
-    it does with all of them. What was seen long ago, or what a step contradicts by far, is forgotten.
+    is taken to need what the two nearest that were make likely. Dense is tried wherever its traffic alone would not
+    rule it out (with a budget, where it would fit as far as is known), and the sparsest rung once. A plan that a single
+    trial spoke against gets a second one a period later, since noise may have decided. Where computation with the plan
+    in use takes longer, it does with all of them. What was seen long ago, or what a step contradicts by far, is
+    forgotten.
 
     Args:
         budget_seconds: what an exchange may cost a step. None: `exposed_fraction` of the step, or a twentieth of it
