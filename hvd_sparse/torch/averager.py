@@ -17,7 +17,7 @@ from hvd_sparse.metrics import Counters
 from hvd_sparse.saved_state import pack, unpack
 from hvd_sparse.torch.bucket import Bucket, energies, make_buckets
 from hvd_sparse.torch.census import Census, census_program
-from hvd_sparse.torch.hooks import BackwardHooks
+from hvd_sparse.torch.hooks import BackwardHooks, check_once
 from hvd_sparse.torch.network import TorchNetwork
 from hvd_sparse.torch.rows import has_nonzero, no_rows, sum_rows
 from hvd_sparse.types import HvdSparseError, num_kept
@@ -35,8 +35,7 @@ class Averager:
     Args:
         names: parameter -> name, in order of registration, equal on all ranks.
         config: how to exchange; `driver` runs the programs.
-        average: divide by the number of ranks.
-        passes: backward passes per exchange.
+        average: divide by the number of ranks. passes: backward passes per exchange.
         groups: names of parameters that shall share a bucket; `sparse_as_dense`: no rows, but dense gradients.
         grad_scaler: the scaler whose scale gradients carry.
     """
@@ -61,8 +60,8 @@ class Averager:
         self.num_exchanges = 0
         self.meter = Meter(config.controller, TorchNetwork(driver, next(iter(names)).device), driver.world(0))
         self.loaded: dict[str, Any] | None = None  # a saved state, for buckets that are not planned yet
-        self.stepping = False  # inside the optimizer's step()
-        self.closed = self._pending = False  # pending: the last exchange is neither committed nor discarded
+        self.closed = self.stepping = False  # stepping: inside the optimizer's step()
+        self._pending = False  # the last exchange is neither committed nor discarded
         self._finite: list[Any] = []  # one flag per part of the last exchange
         self._bucket_of: dict[_Param, Bucket] = {}
         self._row_sparse: dict[_Param, None] = {}  # a list would compare tensors by their values
@@ -86,10 +85,11 @@ class Averager:
         if (self.averaged or self._adding) and parameter not in self._touched and parameter.grad is not None:
             self._before[parameter] = parameter.grad.detach().clone()
 
-    def _after_accumulation(self, parameter: _Param) -> None:
+    def _after_accumulation(self, parameter: _Param, again: bool) -> None:
         self._touched.add(parameter)
         self._begin()
         if self._num_passes == self.passes - 1:
+            check_once(self.names[parameter], again and parameter in self._bucket_of)
             self._feed(parameter)
 
     def _end_pass(self) -> None:

@@ -10,14 +10,15 @@ import torch
 
 
 class BackwardHooks:
-    """Calls `before(parameter)` and `after(parameter)` around each accumulation into `parameter.grad`, and
-    `finished()` when the outermost backward pass in which that happened is over, before `backward()` returns.
+    """Calls `before(parameter)` and `after(parameter, again)` around each accumulation into `parameter.grad`, and
+    `finished()` when the outermost backward pass in which that happened is over, before `backward()` returns. `again`:
+    it is not the first one in this pass.
     """
 
     def __init__(
         self,
         before: Callable[[torch.nn.Parameter], None],
-        after: Callable[[torch.nn.Parameter], None],
+        after: Callable[[torch.nn.Parameter, bool], None],
         finished: Callable[[], None],
     ) -> None:
         self._before = before
@@ -25,6 +26,7 @@ class BackwardHooks:
         self._finished = finished
         self._handles: dict[torch.nn.Parameter, list[Any]] = {}
         self._in_backward = False
+        self._seen: set[torch.nn.Parameter] = set()  # in this backward pass
 
     def watch(self, parameter: torch.nn.Parameter) -> bool:
         """Start watching; False if it is watched already, or cannot be while it requires no gradient."""
@@ -45,12 +47,15 @@ class BackwardHooks:
     def reset(self) -> None:
         """Forget a backward pass that was broken off by an exception."""
         self._in_backward = False
+        self._seen.clear()
 
     def _accumulated(self, parameter: torch.nn.Parameter) -> None:
         if not self._in_backward:
             self._in_backward = True
             self._call_at_end()
-        self._after(parameter)
+        again = parameter in self._seen
+        self._seen.add(parameter)
+        self._after(parameter, again)
 
     def _call_at_end(self) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
@@ -60,5 +65,14 @@ class BackwardHooks:
         if node is not None:  # the end of a re-entrant backward (checkpointing) inside the one that matters
             node.register_hook(lambda *_: self._call_at_end())
             return
-        self._in_backward = False
+        self.reset()
         self._finished()
+
+
+def check_once(name: str, again: bool) -> None:
+    """Raise ValueError if a gradient changes that may be on its way already."""
+    if again:
+        raise ValueError(
+            f"The gradient of {name!r} was accumulated twice in one backward pass, by several re-entrant checkpoints, "
+            f"after it was taken for complete: call checkpoint(..., use_reentrant=False)."
+        )

@@ -169,6 +169,26 @@ def case_activation_checkpointing() -> None:
         assert optimizer.metrics()["num_exchanges"] == 3
 
 
+def case_a_layer_in_several_checkpoints() -> None:
+    """Its gradient is complete only after the last one: as it is at once without re-entry, an error with it."""
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(8, 8)
+        optimizer = hvd.DistributedOptimizer(sgd(layer), layer.named_parameters(), sparse(density=1.0))
+        for step in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(RANK)).requires_grad_(True)
+            output = checkpoint(layer, checkpoint(layer, x, use_reentrant=reentrant), use_reentrant=reentrant)
+            if reentrant and step == 1:  # the first exchange has planned the buckets
+                with pytest.raises(ValueError, match=r"(weight|bias).*use_reentrant=False"):
+                    output.square().mean().backward()
+                break
+            output.square().mean().backward()
+            optimizer.step()
+        assert_same_on_ranks(flat(layer))
+        optimizer.close()
+
+
 def case_a_gradient_is_not_disturbed_by_autograd_grad() -> None:
     model = make_model()
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), sparse())
