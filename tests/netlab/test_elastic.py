@@ -39,30 +39,40 @@ def test_the_ranks_at_the_start_are_those_of_the_hosts_on_offer() -> None:
                 lab.start(["true"], slots=2, min_ranks=most + 1)
 
 
+def one_dies_and_another_joins(folder: Path, script: str, ranks: int) -> tuple[list[list[Told]], Told, list[Told]]:
+    """Run a script on as many hosts; as soon as the others go on without the dead rank, a further host is on offer.
+
+    Returns: what each survivor has told, the last that the dead one has, and what the newcomer has.
+    """
+
+    def goes_on() -> bool:
+        return any(told and ranks - 1 in told[-1]["sizes"] for told in read(folder).values())
+
+    with NetLab(ranks + 1, "1gbit") as lab:
+        lab.offer(range(ranks))
+        job = lab.start([sys.executable, str(NETLAB / script), str(folder)], env=ENVIRONMENT, min_ranks=ranks - 1)
+        until(lambda: goes_on() or not job.running(), f"commit of {ranks - 1} ranks", 80)
+        lab.offer(range(ranks + 1))
+        done = job.wait(60)
+    assert done.code == 0, done.output
+    told = read(folder)
+    newcomer = told.pop(f"10.77.0.{ranks + 1}")
+    [dead] = [host for host in told if told[host][-1]["what"] == "dies"]
+    death = told.pop(dead)[-1]
+    assert len(told) == ranks - 1
+    ends = [seen[-1] for seen in (*told.values(), newcomer)]
+    assert [end["what"] for end in ends] == ["ends"] * ranks
+    assert sorted(end["rank"] for end in ends) == list(range(ranks))
+    return list(told.values()), death, newcomer
+
+
 @pytest.mark.parallel(ranks=4)
 def test_a_rank_dies_and_another_one_joins(tmp_path: Path) -> None:
     """The one that dies is rank 0, which the others follow in everything."""
-
-    def goes_on() -> bool:
-        return any(told and 3 in told[-1]["sizes"] for told in read(tmp_path).values())
-
-    with NetLab(5, "1gbit") as lab:
-        lab.offer(range(4))
-        job = lab.start([sys.executable, str(NETLAB / "elastic.py"), str(tmp_path)], env=ENVIRONMENT, min_ranks=3)
-        until(lambda: goes_on() or not job.running(), "round of three ranks", 80)
-        lab.offer(range(5))
-        done = job.wait(60)
-    assert done.code == 0, done.output
-    told = read(tmp_path)
-    newcomer = told.pop("10.77.0.5")
-    [dead] = [host for host in told if told[host][-1]["what"] == "dies"]
-    death = told.pop(dead)[-1]
-    assert len(told) == 3
-    survivors_go_on_from_the_last_round(list(told.values()), death)
-    the_newcomer_starts_from_the_averaged_model(list(told.values()), newcomer)
-    ends = [seen[-1] for seen in (*told.values(), newcomer)]
-    assert [end["what"] for end in ends] == ["ends"] * 4
-    assert sorted(end["rank"] for end in ends) == [0, 1, 2, 3]
+    survivors, death, newcomer = one_dies_and_another_joins(tmp_path, "elastic.py", 4)
+    survivors_go_on_from_the_last_round(survivors, death)
+    the_newcomer_starts_from_the_averaged_model(survivors, newcomer)
+    ends = [seen[-1] for seen in (*survivors, newcomer)]
     for model in ("own", "shared"):
         assert len({end[model] for end in ends}) == 1
     sizes = ends[0]["sizes"]
@@ -97,22 +107,8 @@ def the_newcomer_starts_from_the_averaged_model(survivors: list[list[Told]], new
 
 @pytest.mark.parallel(ranks=3)
 def test_keras_goes_on_when_a_rank_dies_and_another_one_joins(tmp_path: Path) -> None:
-    def goes_on() -> bool:
-        return any(told and 2 in told[-1]["sizes"] for told in read(tmp_path).values())
-
-    with NetLab(4, "1gbit") as lab:
-        lab.offer(range(3))
-        job = lab.start([sys.executable, str(NETLAB / "elastic_keras.py"), str(tmp_path)], env=ENVIRONMENT, min_ranks=2)
-        until(lambda: goes_on() or not job.running(), "commit of two ranks", 80)
-        lab.offer(range(4))
-        done = job.wait(60)
-    assert done.code == 0, done.output
-    told = read(tmp_path)
-    newcomer = told.pop("10.77.0.4")
-    [dead] = [host for host in told if told[host][-1]["what"] == "dies"]
-    death = told.pop(dead)[-1]
-    assert len(told) == 2
-    for seen in told.values():
+    survivors, death, newcomer = one_dies_and_another_joins(tmp_path, "elastic_keras.py", 3)
+    for seen in survivors:
         last, following = named(seen, "commits")[1:3]
         _, again, at_last = named(seen, "starts")
         assert again["sizes"] == last["sizes"] == [3, 3]
@@ -123,9 +119,7 @@ def test_keras_goes_on_when_a_rank_dies_and_another_one_joins(tmp_path: Path) ->
         assert newcomer[1]["steps"] == at_last["steps"] == named(seen, "commits")[-4]["steps"]
         assert newcomer[1]["model"] == at_last["model"] != newcomer[0]["model"]
         assert at_last["owed"] > newcomer[1]["owed"] == 0
-    ends = [seen[-1] for seen in (*told.values(), newcomer)]
-    assert [end["what"] for end in ends] == ["ends"] * 3
-    assert sorted(end["rank"] for end in ends) == [0, 1, 2]
+    ends = [seen[-1] for seen in (*survivors, newcomer)]
     assert len({(end["model"], end["steps"]) for end in ends}) == 1
     sizes = ends[0]["sizes"]
     assert sizes == [3] * 2 + [2] * (len(sizes) - 5) + [3] * 3
