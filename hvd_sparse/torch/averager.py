@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from hvd_sparse.config import Config
-from hvd_sparse.drivers.horovod_torch import HorovodTorch, text_program
+from hvd_sparse.drivers.horovod_torch import HorovodTorch
 from hvd_sparse.meter import Meter
 from hvd_sparse.metrics import Counters
 from hvd_sparse.saved_state import pack, unpack
 from hvd_sparse.torch.bucket import Bucket, energies, make_buckets
-from hvd_sparse.torch.census import Census, census_program
+from hvd_sparse.torch.census import Census, census_program, check_failures
 from hvd_sparse.torch.hooks import BackwardHooks, check_once
 from hvd_sparse.torch.network import TorchNetwork
 from hvd_sparse.torch.rows import has_nonzero, no_rows, sum_rows
-from hvd_sparse.types import HvdSparseError, num_kept
+from hvd_sparse.types import num_kept
 
 _Param = Any  # torch.nn.Parameter; its grad may be None by type, but not where it is used here
 
@@ -75,8 +75,7 @@ class Averager:
         self._adding = False  # they were added to averages that had not been zeroed
         self._touched: set[_Param] = set()
         self._before: dict[_Param, torch.Tensor] = {}  # those averages
-        self._num_passes, self._started = 0, 0.0
-        self._scale = self._density = 1.0
+        self._num_passes, self._started, self._scale, self._density = 0, 0.0, 1.0, 1.0
         self.speaks: bool | None = None  # whether the coming exchange is worth it to this rank, if somebody has looked
 
     # -- during backward -----------------------------------------------------------------------------------------------
@@ -173,9 +172,16 @@ class Averager:
         self.adopt({})
         if active and not self._adding:  # gradients that no hook has seen: written by hand, for example
             self._touched.update(p for p in self.names if p.grad is not None)
-        row_sparse = {p for p in self._touched if p.grad is not None and p.grad.is_sparse}
-        names, alarm = list(self.names), self.meter.is_alarmed()
-        self.driver.start("census", census_program(names, self._touched, row_sparse, active, alarm, failure))
+        census = self._replace_gradients(active, failure)
+        self._count(time.perf_counter(), waiting_since, census)
+        self._forget_gradients()
+        self.averaged = self._pending = True
+        return census
+
+    def _replace_gradients(self, active: bool, failure: str) -> Census:
+        """Send what is not on its way yet, and put averages in the place of gradients."""
+        alarm = self.meter.is_alarmed()
+        self.driver.start("census", census_program(list(self.names), self._touched, active, alarm, failure))
         results = {}
         if not self.buckets:  # which gradients are row-sparse is known only now: plan, then exchange
             results = self.driver.finish()
@@ -190,13 +196,8 @@ class Averager:
         self._start_rows(self._find_row_sparse(results["census"]))
         results.update(self.driver.finish())
         census: Census = results["census"]
-        if census.num_failed:
-            reports = self.driver.run("failure", text_program(failure))
-            raise HvdSparseError("; ".join(f"rank {r} failed: {text}" for r, text in enumerate(reports) if text))
+        check_failures(census, self.driver, failure)
         self._install(results, census)
-        self._count(time.perf_counter(), waiting_since, census)
-        self._forget_gradients()
-        self.averaged = self._pending = True
         return census
 
     def _install(self, results: dict[str, Any], census: Census) -> None:
@@ -289,11 +290,10 @@ class Averager:
     def _count(self, now: float, waiting_since: float, census: Census) -> None:
         size, buckets = self.driver.world(0).size, self.buckets
         elements = sum(bucket.layout.spec.size for bucket in buckets) + sum(p.numel() for p in self._row_sparse)
-        exposed = now - waiting_since
-        self.counters.add(self._density, 8 * elements * (size - 1) / size, now - self._started, exposed)
+        self.counters.add(self._density, 8 * elements * (size - 1) / size, now - self._started, now - waiting_since)
         compressed = [bucket for bucket in buckets if not bucket.layout.dense]
         self.meter.after_exchange(
-            self.num_exchanges, now, exposed, max(0.0, waiting_since - self._started),
+            self.num_exchanges, now, now - waiting_since, max(0.0, waiting_since - self._started),
             num_elements=sum(bucket.layout.spec.size for bucket in compressed), alarmed=census.num_alarmed > 0,
             energies=lambda: energies(compressed),
         )  # fmt: skip

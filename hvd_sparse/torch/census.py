@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from hvd_sparse.collectives.requests import AllReduce
-from hvd_sparse.types import Program
+from hvd_sparse.drivers.horovod_torch import HorovodTorch, text_program
+from hvd_sparse.types import HvdSparseError, Program
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,12 @@ class Census:
 def census_program(
     parameters: Sequence[torch.nn.Parameter],
     touched: Collection[torch.nn.Parameter],
-    row_sparse: Collection[torch.nn.Parameter],
     active: bool,
     alarmed: bool,
     failure: str,
 ) -> Program[Census]:
     """Count over ranks who has a gradient for which parameter, who has left, is alarmed, or failed."""
+    row_sparse = {p for p in touched if p.grad is not None and p.grad.is_sparse}
     flags = [float(p in touched) for p in parameters] + [float(p in row_sparse) for p in parameters]
     device = parameters[0].device
     flags += [float(active), float(alarmed), float(bool(failure))]
@@ -44,3 +45,10 @@ def census_program(
         num_alarmed=round(numbers[-2]),
         num_failed=round(numbers[-1]),
     )
+
+
+def check_failures(census: Census, driver: HorovodTorch, failure: str) -> None:
+    """Raise HvdSparseError with everybody's `failure` if a rank has failed."""
+    if census.num_failed:
+        reports = driver.run("failure", text_program(failure))
+        raise HvdSparseError("; ".join(f"rank {r} failed: {text}" for r, text in enumerate(reports) if text))

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from hvd_sparse.config import Config
-from hvd_sparse.drivers.horovod_torch import HorovodTorch, text_program
+from hvd_sparse.drivers.horovod_torch import HorovodTorch
 from hvd_sparse.torch.averager import Averager
 from hvd_sparse.torch.bucket import Bucket
-from hvd_sparse.torch.census import Census, census_program
+from hvd_sparse.torch.census import Census, census_program, check_failures
 from hvd_sparse.types import HvdSparseError, Reduced, num_kept
 
 
@@ -90,12 +90,12 @@ class DelayedAverager(Averager):
     # -- the exchange --------------------------------------------------------------------------------------------------
 
     def _exchange(self, active: bool, failure: str) -> Census:
-        self._begin()
-        waiting_since = time.perf_counter()
-        self._started = self._started or waiting_since
-        self.adopt({})
-        if active and not self._adding:  # gradients that no hook has seen: written by hand, for example
-            self._touched.update(p for p in self.names if p.grad is not None)
+        census = super()._exchange(active, failure)
+        if not active:  # the others apply it, and this rank will get their weights
+            self.settle(used=True)
+        return census
+
+    def _replace_gradients(self, active: bool, failure: str) -> Census:
         census = self._last_census(active, failure)
         if not self.buckets:
             self._plan_buckets([p for p in self.names if p.requires_grad])
@@ -105,26 +105,19 @@ class DelayedAverager(Averager):
             if not bucket.started:
                 self._start(bucket)
         self._give_out(census)
-        self._count(time.perf_counter(), waiting_since, census)
-        self._forget_gradients()
-        self.averaged = self._pending = self._any_late = True
-        if not active:  # the others apply it, and this rank will get their weights
-            self.settle(used=True)
+        self._any_late = True
         return census
 
     def _last_census(self, active: bool, failure: str) -> Census:
         """That of the exchange before, so that nobody waits; of the first one, its own."""
-        row_sparse = {p for p in self._touched if p.grad is not None and p.grad.is_sparse}
         if self.driver.has("census"):
             self._census = self.driver.wait("census")
         alarm = self.meter.is_alarmed()
-        program = census_program(list(self.names), self._touched, row_sparse, active, alarm, failure)
+        program = census_program(list(self.names), self._touched, active, alarm, failure)
         self.driver.start("census", program)
         if self._census is None:
             self._census = self.driver.wait("census")
-        if self._census.num_failed:
-            reports = self.driver.run("failure", text_program(failure))
-            raise HvdSparseError("; ".join(f"rank {r} failed: {text}" for r, text in enumerate(reports) if text))
+        check_failures(self._census, self.driver, failure)
         if self._census.row_sparse:
             name = self.names[next(p for p in self.names if p in self._census.row_sparse)]
             raise HvdSparseError(f"`memory` 'delayed' is for dense gradients. That of {name!r} is sparse: use another.")
