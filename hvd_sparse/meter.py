@@ -195,8 +195,8 @@ class Meter:
         recent = slice(-_LEAST_STEPS, None) if alarmed else slice(None)  # the steps before belong to another network
         # A rank without times has no say.
         steps, exposed = self._steps[recent] or [0.0], self._exposed[recent] or [0.0]
-        compute = _typical([a - b for a, b in zip(steps, exposed)])
-        numbers = [_typical(steps), compute, statistics.median_low(self._overlaps or [0.0])]
+        without = [whole - waited for whole, waited in zip(steps, exposed)]
+        numbers = [statistics.median_low(values) for values in (steps, without, self._overlaps or [0.0])]
         looked = self.network.allreduce_seconds(self._look_bytes) if self.link else 0.0
         step_seconds, compute, overlap, looked = _largest(self.network, [*numbers, -looked])
         looked = -looked  # of the last rank to come, which waited for nobody
@@ -257,11 +257,6 @@ class Meter:
         if math.isfinite(self._usual) and math.isfinite(step_seconds) and abs(step_seconds / self._usual - 1) > _MISSED:
             return f"a step took {1e3 * step_seconds:.1f} ms, {1e3 * self._usual:.1f} ms were expected"
         return ""
-
-
-def _typical(seconds: list[float]) -> float:
-    """What a third of the steps does not exceed: noise only adds, and pauses between steps, for a checkpoint, say."""
-    return sorted(seconds)[(len(seconds) - 1) // 3]
 
 
 def _number(value: float) -> float | None:

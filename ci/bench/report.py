@@ -17,25 +17,25 @@ def pool(launches: Iterable[Sequence[Sequence[dict[str, Any]]]]) -> dict[str, Sa
 
     Returns:
         `seconds`: per step, of the slowest rank. `sent`: bytes per step of the busiest host's network interface.
-        `measuring`: seconds per step that went into measuring the network and deciding.
         `counted`: bytes per step and rank by the optimizer's own account, once for every launch.
+        `measuring`: share of a period's time that went into measuring the network and deciding, likewise.
     """
     found: dict[str, Samples] = {key: defaultdict(list) for key in ("seconds", "sent", "measuring", "counted")}
     for diaries in launches:
         blocks: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-        counted = defaultdict(list)
+        once: dict[str, dict[str, list[float]]] = {"counted": defaultdict(list), "measuring": defaultdict(list)}
         for note in (note for diary in diaries for note in diary):
             if note["event"] == "block":
                 blocks[note["contender"], note["round"]].append(note)
-            elif note["event"] == "counted":
-                counted[note["contender"]].append(note["bytes"])
+            elif note["event"] in once:
+                once[note["event"]][note["contender"]].append(note["value"])
         for (name, _), notes in blocks.items():
             if len(notes) == len(diaries):
                 found["seconds"][name].append(max(note["seconds"] / note["steps"] for note in notes))
                 found["sent"][name].append(max(note["sent"] / note["steps"] for note in notes))
-                found["measuring"][name].append(max(note["measuring"] / note["steps"] for note in notes))
-        for name, values in counted.items():
-            found["counted"][name].append(max(values))
+        for event, by_name in once.items():
+            for name, values in by_name.items():
+                found[event][name].append(max(values))
     return {key: dict(samples) for key, samples in found.items()}
 
 
@@ -51,7 +51,7 @@ def step_rows(names: Iterable[str], samples: dict[str, Samples], failures: dict[
             "ratio": ratio(seconds.get("horovod"), seconds.get(name)),
             "sent_mb": _times(medians["sent"].get(name), 1e-6),
             "counted_mb": _times(medians["counted"].get(name), 1e-6),
-            "measuring": _share(samples["measuring"].get(name), samples["seconds"].get(name)),
+            "measuring": medians["measuring"].get(name),
             "blocks": len(samples["seconds"].get(name, [])),
             "failure": failures.get(name, ""),
         }
@@ -62,10 +62,6 @@ def step_rows(names: Iterable[str], samples: dict[str, Samples], failures: dict[
 def ratio(numerator: float | None, denominator: float | None) -> float | None:
     """The quotient, if both are known and it is finite."""
     return numerator / denominator if numerator is not None and denominator else None
-
-
-def _share(parts: list[float] | None, wholes: list[float] | None) -> float | None:
-    return sum(parts) / sum(wholes) if parts and wholes and any(parts) else None
 
 
 def _times(value: float | None, factor: float) -> float | None:

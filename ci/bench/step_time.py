@@ -13,7 +13,7 @@ launch. What is compared are medians over all blocks of steps:
     x dense     Horovod's dense time / this time
     MB sent     by the host's network interface per step, with all headers and messages
     MB counted  per step and rank, by optimizer.metrics()
-    measuring   share of the time that went into measuring the network and deciding, after the first look
+    measuring   share of the time that goes into measuring the network and deciding: a period of 50 steps, at the end
 
 Ends with status 1 if a contender failed or a bar is not held. Needs the Debian packages dataset-fashion-mnist and
 dict-gcide.

@@ -11,9 +11,11 @@ from ranks import Rank, started_rank
 from workloads import Batch, Workload, find
 
 WARMUP_STEPS = 4  # the first ones plan buckets; PowerSGD starts at the third
-SETTLE_STEPS = {"adaptive": 170}  # it tries plans at first
 BLOCK_SECONDS = 0.4
 MOST_STEPS = 8  # of a block
+SETTLING = ("adaptive",)  # they try plans at first
+SETTLE_BLOCKS = 22  # of MOST_STEPS, before anything of theirs is timed
+PERIOD = 50  # exchanges between decisions, the default of Compression.adaptive
 
 
 class Contest:
@@ -27,22 +29,46 @@ class Contest:
         self.num_steps: dict[str, int] = {}
         for name in rank.settings["contenders"]:
             self.enter(name)
+        for name in SETTLING:
+            if name in self.trainers:
+                self.settle(name)
 
     def enter(self, name: str) -> None:
         """Make a trainer and take its first steps, the last of which tells how long a block is."""
-
-        def warm_up() -> float:
-            trainer = make(name, self.workload)
+        trainer = self.rank.attempt(name, lambda: make(name, self.workload))
+        if trainer is not None:
             self.trainers[name] = trainer
-            seconds = [self.timed(trainer, [batch]) for batch in batches][-1]
-            trainer.finish()
+            if self.run(name, WARMUP_STEPS - 1) is not None:
+                self.set_length(name)
+
+    def settle(self, name: str) -> None:
+        """Let a contender try its plans, among the others as when it is timed: caches are cold then."""
+        for number in range(SETTLE_BLOCKS):
+            others = [other for other in self.trainers if other not in SETTLING]
+            if others:
+                self.run(others[number % len(others)], 1)
+            if self.run(name, MOST_STEPS) is None:
+                return
+        self.set_length(name)
+
+    def run(self, name: str, number: int) -> float | None:
+        """Seconds of so many steps; None if the contender failed, which is out then."""
+        batches = self.take(number)
+
+        def steps() -> float:
+            seconds = self.timed(self.trainers[name], batches)
+            self.trainers[name].finish()
             return seconds
 
-        batches = self.take(SETTLE_STEPS.get(name, WARMUP_STEPS))
-        seconds = self.rank.attempt(name, warm_up)
+        seconds = self.rank.attempt(name, steps)
         if seconds is None:
-            self.trainers.pop(name, None)
-        else:
+            del self.trainers[name]
+        return seconds
+
+    def set_length(self, name: str) -> None:
+        """Take a step, the longest of which on any rank tells how many make a block."""
+        seconds = self.run(name, 1)
+        if seconds is not None:
             longest = max(row[0] for row in self.rank.gather(seconds))
             self.num_steps[name] = min(MOST_STEPS, math.ceil(BLOCK_SECONDS / longest))
 
@@ -64,17 +90,23 @@ class Contest:
             trainer = self.trainers[name]
             if trainer.late:  # so that an exchange is in flight when the clock starts, as when it stops
                 trainer.step(batches[0])
-            sent, measuring = self.rank.sent_bytes(), trainer.measuring_seconds()
+            sent = self.rank.sent_bytes()
             seconds = self.timed(trainer, batches)
-            sent, measuring = self.rank.sent_bytes() - sent, trainer.measuring_seconds() - measuring
+            sent = self.rank.sent_bytes() - sent
             trainer.finish()
-            self.rank.note(
-                "block", name, round=number, steps=len(batches), seconds=seconds, sent=sent, measuring=measuring
-            )
+            self.rank.note("block", name, round=number, steps=len(batches), seconds=seconds, sent=sent)
             return True
 
         batches = self.take(self.num_steps[name])
         return bool(self.rank.attempt(name, measured))
+
+    def weigh(self, name: str) -> None:
+        """What measuring and deciding takes of a whole period, in which one decision falls."""
+        before = self.trainers[name].measuring_seconds()
+        seconds = self.run(name, PERIOD)
+        if seconds is not None:
+            share = (self.trainers[name].measuring_seconds() - before) / seconds
+            self.rank.note("measuring", name, value=share)
 
     def play(self, number: int) -> None:
         """A block of every contender, in an order that is another one each time and equal on all ranks."""
@@ -93,10 +125,13 @@ def main() -> None:
         if number >= settings["least_rounds"] and elapsed > settings["seconds"]:
             break
         contest.play(number)
+    for name in SETTLING:
+        if name in contest.trainers:
+            contest.weigh(name)
     for name, trainer in contest.trainers.items():
         counted = trainer.counted_bytes()
         if counted is not None:
-            rank.note("counted", name, bytes=counted)
+            rank.note("counted", name, value=counted)
     rank.close()
 
 

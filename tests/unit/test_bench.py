@@ -23,7 +23,7 @@ from netlab import Done  # step_time has put its folder on the path
 
 
 def block(name: str, number: int, seconds: float, steps: int = 2, sent: int = 2_000_000) -> list[dict[str, Any]]:
-    facts = {"round": number, "steps": steps, "seconds": seconds, "sent": sent, "measuring": 0.0}
+    facts = {"round": number, "steps": steps, "seconds": seconds, "sent": sent}
     return [note("start", name), note("block", name, **facts), note("end", name)]
 
 
@@ -153,20 +153,22 @@ def test_a_launch_that_dies_outside_of_all_contenders_fails_them(monkeypatch: py
 
 def test_the_slowest_rank_counts_and_incomplete_rounds_do_not() -> None:
     first = [
-        [*block("a", 0, 1.0), *block("a", 1, 2.0), *block("a", 2, 9.0), note("counted", "a", bytes=5.0)],
-        [*block("a", 0, 3.0, sent=4_000_000), *block("a", 1, 1.0), note("counted", "a", bytes=7.0)],
+        [*block("a", 0, 1.0), *block("a", 1, 2.0), *block("a", 2, 9.0), note("counted", "a", value=5.0)],
+        [*block("a", 0, 3.0, sent=4_000_000), *block("a", 1, 1.0), note("counted", "a", value=7.0)],
     ]
+    first[0].append(note("measuring", "a", value=0.004))
+    first[1].append(note("measuring", "a", value=0.01))
     samples = report.pool([first, [block("a", 0, 4.0), block("a", 0, 4.0)]])
     assert samples["seconds"] == {"a": [1.5, 1.0, 2.0]}
     assert samples["sent"] == {"a": [2e6, 1e6, 1e6]}
-    assert samples["counted"] == {"a": [7.0]}
+    assert (samples["counted"], samples["measuring"]) == ({"a": [7.0]}, {"a": [0.01]})
 
 
 def rows() -> list[dict[str, Any]]:
     seconds = {"computation": [0.1], "horovod": [0.9, 1.0, 8.0], "allgather@0.01": [0.2]}
     samples = {
         "seconds": seconds, "sent": {"horovod": [3e6]}, "counted": {"allgather@0.01": [5e5]},
-        "measuring": {"horovod": [0.0, 0.0, 0.0], "allgather@0.01": [0.002]},
+        "measuring": {"allgather@0.01": [0.01]},
     }  # fmt: skip
     return report.step_rows([*seconds, "ddp"], samples, {"ddp": "no\nway"})
 
