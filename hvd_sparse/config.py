@@ -9,6 +9,8 @@ from typing import Any
 
 from hvd_sparse import registry
 from hvd_sparse.collectives import Collective
+from hvd_sparse.collectives.by_size import BySize
+from hvd_sparse.collectives.owner_reduce import OwnerReduce
 from hvd_sparse.controllers import Controller
 from hvd_sparse.controllers.bandwidth import Bandwidth
 from hvd_sparse.controllers.fixed import Fixed
@@ -88,9 +90,9 @@ def sparse_config(
         density: k / n, in (0, 1]. 0.01 suits most models; at 1.0 every bucket is dense.
         sparsifier: which entries: "threshold" (None), "topk", "leader", "importance", "random_block", "random_k",
             "block_topk", "exclusive", or an object of your own.
-        collective: how their sum travels: "owner_reduce", "allgather", "shared_allreduce", "hierarchical",
-            "gtopk", or an object. None takes "shared_allreduce" if the sparsifier's indices are equal on all ranks, and
-            "owner_reduce" otherwise.
+        collective: how their sum travels: "owner_reduce", "allgather", "by_size" (one of these two), "hierarchical",
+            "shared_allreduce", "gtopk", or an object. None takes "shared_allreduce" if the sparsifier's indices are
+            equal on all ranks, and "owner_reduce" otherwise.
         wire: how entries are written: "fp32" (8 bytes each, the default), "fp16" (6), "compact" (4). Rounding errors
             stay in the memory.
         scheme: the whole of it: "sparse", which consists of the above, or one that has no such parts: "low_rank", whose
@@ -159,7 +161,8 @@ def adaptive_config(
         hysteresis: relative difference in time that a change must make.
         margin: dense stays if compression would not make the exchange faster by this fraction.
         gain_floor: least share of the gradient's energy that is sent, 0.7 say. PyTorch only.
-        settings: all others of `sparse_config`, except `density`, `controller`, `warmup_steps` and `scheme`.
+        settings: all others of `sparse_config`, except `density`, `controller`, `warmup_steps` and `scheme`. The usual
+            `collective` is "by_size" in place of "owner_reduce": sparse rungs are short messages.
 
     Raises:
         ValueError, TypeError: an argument is out of range, or parts do not work together.
@@ -186,6 +189,8 @@ def adaptive_config(
             f"`scheme` must be 'sparse' here, whose traffic can be predicted for every density: choose "
             f"Compression.sparse(scheme=...). Received: scheme={settings['scheme']!r}."
         )
+    if settings.get("collective") is None and isinstance(parts.collective, OwnerReduce):
+        parts = replace(parts, chosen=SparseSum(parts.sparsifier, BySize(parts.collective.wire)))
     controller = Bandwidth(
         budget_seconds, exposed_fraction, ladder, period, hysteresis, margin, gain_floor,
         registry.name_of("collective", parts.collective) or "owner_reduce", _entry_bytes(parts),

@@ -21,6 +21,7 @@ METHODS: dict[str, dict[str, str]] = {
     "collective": {
         "owner_reduce": "hvd_sparse.collectives.owner_reduce:OwnerReduce",
         "allgather": "hvd_sparse.collectives.allgather:AllGatherSum",
+        "by_size": "hvd_sparse.collectives.by_size:BySize",
         "hierarchical": "hvd_sparse.collectives.hierarchical:Hierarchical",
         "shared_allreduce": "hvd_sparse.collectives.shared_allreduce:SharedAllReduce",
         "gtopk": "hvd_sparse.collectives.gtopk:GTopk",

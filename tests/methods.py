@@ -89,24 +89,25 @@ PAIRS = list(itertools.product(parts("sparsifier"), parts("collective")))
 
 
 def _methods() -> dict[str, tuple[Any, Any]]:
-    """Every legal pair of sparsifier and collective, each variant once, each further memory with every collective.
+    """Every legal pair of sparsifier and collective, each further memory with every collective, each variant once.
 
     All combinations would be thousands.
     """
     found: dict[str, tuple[Any, Any]] = {}
     for number, (memory_name, memory) in enumerate(parts("memory")):
         met: set[str] = set()
+        is_variant = memory_name not in DEFAULTS
         for (sparsifier_name, sparsifier), (collective_name, collective) in PAIRS:
             variants = {sparsifier_name, collective_name} - DEFAULTS
             is_usual = collective.needs_shared_indices == sparsifier.shared_indices
             is_new = len(variants) == 1 and not variants <= met and is_usual
             is_wanted = (not variants or is_new) if number == 0 else not variants and collective_name not in met
-            if is_wanted and is_legal(sparsifier, collective):
+            if is_wanted and is_legal(sparsifier, collective) and not (is_variant and met):
                 config = sparse_config(sparsifier=sparsifier, collective=collective, memory=memory)
                 found[f"{sparsifier_name}-{collective_name}-{memory_name}"] = (config.scheme(), memory)
                 met |= {sparsifier_name, collective_name}
         for name, scheme in parts("scheme"):
-            if number == 0 or name in DEFAULTS:
+            if number == 0 or (name in DEFAULTS and not is_variant):
                 found[f"{name}-{memory_name}"] = (scheme, memory)
     return found
 

@@ -10,6 +10,8 @@ from hvd_sparse.planner.link import Link
 from hvd_sparse.types import block_quota
 
 _VALUE_BYTES = 4
+_SHORT_BYTES = 1 << 17  # a millisecond of 1 Gbit/s: a collective costs more, whatever it carries
+_BUCKET_SIZE = 1 << 20  # elements, of an ordinary bucket
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,18 @@ def shared(n: int, k: int, num_ranks: int, entry_bytes: float = 8) -> Traffic:
 def gather(n: int, k: int, num_ranks: int, entry_bytes: float = 8) -> Traffic:
     """`allgather`: all entries of all ranks."""
     return _traffic(num_ranks, 1, entry_bytes * k * (num_ranks - 1))
+
+
+def by_size(n: int, k: int, num_ranks: int, entry_bytes: float = 8) -> Traffic:
+    """`by_size`: `gather` where it is short in buckets of the usual size, else `flat`."""
+    in_bucket = math.ceil(k * min(1.0, _BUCKET_SIZE / n))
+    return (gather if is_short(in_bucket, num_ranks, entry_bytes) else flat)(n, k, num_ranks, entry_bytes)
+
+
+def is_short(k: int, num_ranks: int, entry_bytes: float) -> bool:
+    """Whether k entries are so few that `gather` beats `flat`: a collective less is worth 128 KiB more."""
+    more = entry_bytes * k * (num_ranks - 1) * (1 - 2 / num_ranks)
+    return more <= _SHORT_BYTES
 
 
 def tree(n: int, k: int, num_ranks: int, entry_bytes: float = 8) -> Traffic:
@@ -86,6 +100,7 @@ TRAFFIC: dict[str, Callable[..., dict[str, Traffic]]] = {
     "dense": _over_all_ranks(dense),
     "owner_reduce": _over_all_ranks(flat),
     "allgather": _over_all_ranks(gather),
+    "by_size": _over_all_ranks(by_size),
     "shared_allreduce": _over_all_ranks(shared),
     "gtopk": _over_all_ranks(tree),
     "hierarchical": hierarchical,

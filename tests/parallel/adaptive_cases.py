@@ -173,7 +173,7 @@ def case_files() -> None:
     train(model, optimizer, 30)
     lines = [json.loads(line) for line in (FOLDER / f"metrics_log.{RANK}").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(30))
-    assert {line["collective"] for line in lines} == {"owner_reduce"}
+    assert {line["collective"] for line in lines} == {"by_size"}
     assert [line["density"] != after["density"] for line, after in zip(lines, lines[1:])] == [
         line["changed"] for line in lines[:-1]
     ]

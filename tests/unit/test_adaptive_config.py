@@ -117,14 +117,16 @@ def test_the_controller_knows_the_collective(name):
 
 
 def test_the_controller_knows_a_collective_that_was_not_named():
-    assert adaptive_config().controller.collective == "owner_reduce"
+    assert adaptive_config().controller.collective == "by_size"
+    assert adaptive_config(wire="compact").controller.entry_bytes == 4
+    assert adaptive_config(collective="owner_reduce").controller.collective == "owner_reduce"
     assert adaptive_config(sparsifier="random_block").controller.collective == "shared_allreduce"
     assert adaptive_config(collective=OwnerReduce("fp16")).controller.collective == "owner_reduce"
     assert adaptive_config(collective=Own()).controller.collective == "owner_reduce", "the usual volume"
 
 
 @pytest.mark.parametrize(("wire", "entry_bytes"), [(None, 8), ("fp32", 8), ("fp16", 6), ("compact", 4)])
-@pytest.mark.parametrize("collective", ["owner_reduce", "allgather"])
+@pytest.mark.parametrize("collective", ["owner_reduce", "allgather", "by_size"])
 def test_the_controller_knows_how_long_entries_are(collective, wire, entry_bytes):
     assert adaptive_config(collective=collective, wire=wire).controller.entry_bytes == entry_bytes
 
@@ -147,7 +149,7 @@ def test_entries_without_an_index_of_their_own_and_those_of_another_collective(s
 
 def test_other_settings_are_those_of_sparse_config():
     settings = {"sparsifier": "topk", "memory": "momentum", "bucket_bytes": 1024, "min_size": 0, "timeout_seconds": 5}
-    config, sparse = adaptive_config(**settings), sparse_config(**settings)
+    config, sparse = adaptive_config(**settings), sparse_config(collective="by_size", **settings)
     assert {**config.describe(), "controller": ""} == {**sparse.describe(), "controller": ""}
 
 
@@ -156,7 +158,7 @@ def test_other_settings_are_those_of_sparse_config():
 
 def test_description_names_every_setting():
     assert adaptive_config(period=20, ladder=[0.01, 0.1]).describe()["controller"] == (
-        "Bandwidth(budget_seconds=None, collective='owner_reduce', densities=(0.1, 0.01), entry_bytes=8.0, "
+        "Bandwidth(budget_seconds=None, collective='by_size', densities=(0.1, 0.01), entry_bytes=8.0, "
         "exposed_fraction=0.05, gain_floor=None, hysteresis=0.1, margin=0.1, period=20)"
     )
 

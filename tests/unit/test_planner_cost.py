@@ -168,7 +168,9 @@ def test_more_entries_never_send_less(name, num_ranks, n, densities, entry_bytes
         sum(one.num_bytes for one in TRAFFIC[name](n, num_kept(density, n), num_ranks, entry_bytes).values())
         for density in sorted(densities)
     )
-    assert 0 <= fewer <= more
+    # 128 KiB per bucket of 2**20 elements are worth a round less.
+    bought = (1 << 17) * math.ceil(n / (1 << 20)) * (name == "by_size")
+    assert 0 <= fewer <= more + bought
 
 
 # Table VI of Flexible Communication, as in clt_ar_topk.md: milliseconds of allgather, ring, tree at 8 ranks, 1 ms

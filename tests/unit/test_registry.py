@@ -23,6 +23,7 @@ BARS = {
     "owner_reduce": lambda n, k, size: 4 * (k // size) * (size - 1),
     "hierarchical": lambda n, k, size: 4 * (k // size) * (size - 1),  # here every host has one rank
     "allgather": lambda n, k, size: 2 * k * (size - 1),
+    "by_size": lambda n, k, size: 2 * k * (size - 1),  # so few entries go in one round
     "shared_allreduce": lambda n, k, size: 2 * k * (size - 1) / size,
     "gtopk": lambda n, k, size: 2 * k * (1 + (size - 1).bit_length()) * (size > 1),
     "dense": lambda n, k, size: 2 * n * (size - 1) / size,
