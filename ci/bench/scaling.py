@@ -118,12 +118,7 @@ def print_table(rows: list[dict[str, Any]], key: str, title: str, scale: float) 
 
 def plot(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """The figure of the README."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2))
+    figure, [axes] = report.new_figure(1, 2, width=5.5, height=4.2)
     for name in METHODS:
         own = [row for row in rows if row["method"] == name]
         ranks = [row["ranks"] for row in own]
@@ -138,9 +133,7 @@ def plot(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
     figure.suptitle(f"{args.elements / 1e6:g} M elements, density {args.density:g}, {args.gbit:g} Gbit/s per rank")
-    figure.tight_layout()
-    args.png.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.png, dpi=120)
+    report.save_figure(figure, args.png)
 
 
 def main() -> None:
