@@ -112,8 +112,11 @@ class Meter:
         self._exposed: list[float] = []
         self._overlaps: list[float] = []
 
-    def next_plan(self, step: int) -> Plan:
-        """The plan for exchange number `step`."""
+    def next_plan(self, step: int, world: World | None = None) -> Plan:
+        """The plan for exchange number `step`. `world`: who takes part, if that may have changed."""
+        if world and (world.rank, world.size) != (self.rank, self.num_ranks):
+            self.meet(world)
+            self.load(self.state)
         if not self._adapts or math.isnan(self.plan.density):
             self.plan, self.state = self.controller.decide(Seen(step), self.state)
         return self.plan

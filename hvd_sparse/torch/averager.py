@@ -107,7 +107,7 @@ class Averager:
         for bucket in self.buckets if self._adding else ():
             bucket.ops.forget()
         self._scale = float(self.grad_scaler.get_scale()) if self.grad_scaler is not None else 1.0
-        self._density = self.meter.next_plan(self.num_exchanges).density
+        self._density = self.meter.next_plan(self.num_exchanges, self.driver.world(0)).density
 
     def _averages_are_kept(self) -> bool:
         grads = itertools.chain(self._before.values(), (p.grad for p in self.names if p not in self._touched))

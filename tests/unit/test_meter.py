@@ -683,6 +683,11 @@ def test_other_ranks():
     meter.load(meter.state)
     assert meter.next_plan(3) is meter.next_plan(4)
     assert meter.rank == 1
+    meter.link = link_at(1)
+    assert meter.next_plan(5, World(1, 2)) is meter.next_plan(6)
+    assert meter.link is not None
+    meter.next_plan(7, World(0, 3))  # a host was removed, and nobody has told
+    assert (meter.rank, meter.num_ranks, meter.link) == (0, 3, None)
 
 
 def test_loading_the_state_of_a_fixed_controller():
