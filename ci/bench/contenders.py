@@ -14,7 +14,7 @@ import torch
 from workloads import Batch, Workload
 
 from hvd_sparse import registry
-from hvd_sparse.config import Config, sparse_config
+from hvd_sparse.config import Config, adaptive_config, sparse_config
 from hvd_sparse.planner.choice import LADDER
 
 MEMORY = "momentum"  # of every method that names no other, where the training has a momentum
@@ -217,7 +217,8 @@ _SPECIAL: dict[str, tuple[str, Callable[[str, Workload, torch.nn.Module], Traine
     "ddp-powersgd": ("ddp", _ddp),
 }
 DENSE = "horovod"  # what all others are compared with
-FIXED = [f"owner_reduce@{density:g}" for density in (1.0, *LADDER)]  # what "best-fixed" stands for
+# What "best-fixed" stands for: everything that `adaptive` chooses from.
+FIXED = [f"{registry.name_of('collective', adaptive_config().collective)}@{density:g}" for density in (1.0, *LADDER)]
 FAMILIES = ("horovod", "ddp")
 
 

@@ -208,7 +208,7 @@ def test_the_best_fixed_density() -> None:
     rows = [{"name": name, "ratio": ratio, "measuring": None} for name, ratio in ratios.items()]
     cell = {"hosts": 2, "model": "mlp", "rate": "1gbit", "rows": rows}
     (line,) = step_time.judge([cell])
-    assert "adaptive: 0.86 of the best fixed configuration, owner_reduce@0.001" in line
+    assert "adaptive: 0.86 of the best fixed configuration, by_size@0.001" in line
     assert line.endswith("NOT HELD")
     assert step_time.judge([{**cell, "rows": rows[:-1]}]) == []  # without the whole ladder nobody knows the best
 
