@@ -190,7 +190,7 @@ def adaptive_config(
             f"Compression.sparse(scheme=...). Received: scheme={settings['scheme']!r}."
         )
     if settings.get("collective") is None and isinstance(parts.collective, OwnerReduce):
-        parts = replace(parts, chosen=SparseSum(parts.sparsifier, BySize(parts.collective.wire)))
+        parts = replace(parts, chosen=SparseSum(parts.sparsifier, BySize(parts.collective.wire), parts.chosen.rescale))
     controller = Bandwidth(
         budget_seconds, exposed_fraction, ladder, period, hysteresis, margin, gain_floor,
         registry.name_of("collective", parts.collective) or "owner_reduce", _entry_bytes(parts),
