@@ -26,10 +26,10 @@ class Own:
 
 
 def test_defaults():
-    """Those of `sparse_config`, but for the controller, which takes its own."""
-    config, sparse = adaptive_config(), sparse_config()
+    """Those of `sparse_config`, but for the controller, which takes its own, and the collective."""
+    config, sparse = adaptive_config(), sparse_config(collective="by_size")
     assert type(config.controller) is Bandwidth
-    assert vars(config.controller) == vars(Bandwidth())
+    assert vars(config.controller) == vars(Bandwidth(collective="by_size"))
     assert config.controller.ladder() == (1.0, *LADDER)
     assert {**config.describe(), "controller": ""} == {**sparse.describe(), "controller": ""}
     assert not config.scheme().rescale
@@ -49,8 +49,8 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_reach_the_controller(name):
     controller = adaptive_config(**{name: SETTINGS[name]}).controller
-    assert vars(controller) == vars(Bandwidth(**{name: SETTINGS[name]}))
-    assert vars(controller) != vars(Bandwidth())
+    assert vars(controller) == vars(Bandwidth(collective="by_size", **{name: SETTINGS[name]}))
+    assert vars(controller) != vars(adaptive_config().controller)
 
 
 @pytest.mark.parametrize("name", ["density", "controller", "warmup_steps"])
