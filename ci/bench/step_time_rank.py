@@ -66,7 +66,7 @@ class Contest:
         return seconds
 
     def set_length(self, name: str) -> None:
-        """Take a step, the longest of which on any rank tells how many make a block."""
+        """Take a step; how long the slowest rank needs tells how many make a block."""
         seconds = self.run(name, 1)
         if seconds is not None:
             longest = max(row[0] for row in self.rank.gather(seconds))
