@@ -30,12 +30,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import report
-from contenders import FIXED
+from contenders import FIXED, PERIOD
 from launches import launch
 from netlab import NetLab, NetLabError, parse_rate
 
 ROOT = Path(__file__).resolve().parents[2]
-PERIOD = 50  # exchanges between decisions, the default of Compression.adaptive
 POINTS = 0.5
 
 

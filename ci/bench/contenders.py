@@ -15,7 +15,6 @@ from workloads import Batch, Workload
 
 from hvd_sparse import registry
 from hvd_sparse.config import Config, adaptive_config, sparse_config
-from hvd_sparse.planner.choice import LADDER
 
 MEMORY = "momentum"  # of every method that names no other, where the training has a momentum
 
@@ -217,8 +216,10 @@ _SPECIAL: dict[str, tuple[str, Callable[[str, Workload, torch.nn.Module], Traine
     "ddp-powersgd": ("ddp", _ddp),
 }
 DENSE = "horovod"  # what all others are compared with
+_ADAPTIVE: Any = adaptive_config()
+PERIOD = _ADAPTIVE.controller.period  # exchanges between decisions
 # What "best-fixed" stands for: everything that `adaptive` chooses from.
-FIXED = [f"{registry.name_of('collective', adaptive_config().collective)}@{density:g}" for density in (1.0, *LADDER)]
+FIXED = [f"{_ADAPTIVE.controller.collective}@{density:g}" for density in _ADAPTIVE.controller.ladder()]
 FAMILIES = ("horovod", "ddp")
 
 

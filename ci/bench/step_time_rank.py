@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
+from typing import Any
 
-from contenders import Trainer, make
+from contenders import PERIOD, Trainer, make
 from ranks import Rank, started_rank
 from workloads import Batch, Workload, find
 
@@ -15,7 +17,6 @@ BLOCK_SECONDS = 0.4
 MOST_STEPS = 8  # of a block
 SETTLING = ("adaptive",)  # they try plans at first
 SETTLE_BLOCKS = 22  # of MOST_STEPS, before anything of theirs is timed
-PERIOD = 50  # exchanges between decisions, the default of Compression.adaptive
 
 
 class Contest:
@@ -35,7 +36,7 @@ class Contest:
 
     def enter(self, name: str) -> None:
         """Make a trainer and take its first steps, the last of which tells how long a block is."""
-        trainer = self.rank.attempt(name, lambda: make(name, self.workload))
+        trainer = self.attempt(name, lambda: make(name, self.workload))
         if trainer is not None:
             self.trainers[name] = trainer
             if self.run(name, WARMUP_STEPS - 1) is not None:
@@ -51,8 +52,15 @@ class Contest:
                 return
         self.set_length(name)
 
+    def attempt(self, name: str, action: Callable[[], Any]) -> Any:
+        """The result of `action`; None if the contender failed, which is out then."""
+        result = self.rank.attempt(name, action)
+        if result is None:
+            self.trainers.pop(name, None)
+        return result
+
     def run(self, name: str, number: int) -> float | None:
-        """Seconds of so many steps; None if the contender failed, which is out then."""
+        """Seconds of so many steps; None if the contender failed."""
         batches = self.take(number)
 
         def steps() -> float:
@@ -60,10 +68,7 @@ class Contest:
             self.trainers[name].finish()
             return seconds
 
-        seconds = self.rank.attempt(name, steps)
-        if seconds is None:
-            del self.trainers[name]
-        return seconds
+        return self.attempt(name, steps)
 
     def set_length(self, name: str) -> None:
         """Take a step; how long the slowest rank needs tells how many make a block."""
@@ -83,8 +88,8 @@ class Contest:
             trainer.step(batch)
         return time.perf_counter() - started
 
-    def block(self, name: str, number: int) -> bool:
-        """Time some steps; False if the contender failed."""
+    def block(self, name: str, number: int) -> None:
+        """Time some steps."""
 
         def measured() -> bool:
             trainer = self.trainers[name]
@@ -98,7 +103,7 @@ class Contest:
             return True
 
         batches = self.take(self.num_steps[name])
-        return bool(self.rank.attempt(name, measured))
+        self.attempt(name, measured)
 
     def weigh(self, name: str) -> None:
         """What measuring and deciding takes of a whole period, in which one decision falls."""
@@ -111,8 +116,7 @@ class Contest:
     def play(self, number: int) -> None:
         """A block of every contender, in an order that is another one each time and equal on all ranks."""
         for name in random.Random(number).sample(list(self.trainers), len(self.trainers)):
-            if not self.block(name, number):
-                del self.trainers[name]
+            self.block(name, number)
 
 
 def main() -> None:
