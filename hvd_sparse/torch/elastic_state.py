@@ -82,7 +82,6 @@ class CompressionStateHandler(StateHandler):
         shared = _of_rank_0({**own, "memory": {}}, "compression_state")
         kept = {name: own[name] for name in ("rank", "size", "memory")}  # each survivor keeps its own residual
         averager.abandon()
-        averager.meter.meet(averager.driver.world(0))
         averager.load({**shared, **kept})
         membership.agree_later(averager.driver, self.value.wrap_request.describe())
 

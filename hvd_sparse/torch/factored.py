@@ -40,7 +40,8 @@ class FactoredAverager(Averager):
     def _plan_buckets(self, parameters: Sequence[Any]) -> None:
         if self._factored is None:
             self._factored = self._choose(list(self._linears.weights))
-        super()._plan_buckets([p for p in parameters if p not in set(self._factored)])
+        factored = set(self._factored)
+        super()._plan_buckets([p for p in parameters if p not in factored])
 
     def _choose(self, weights: list[Any]) -> list[Any]:
         world, layers = self.driver.world(0), [self._product(weight) for weight in weights]
