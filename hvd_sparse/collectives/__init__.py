@@ -12,7 +12,8 @@ class Collective(Protocol):
     """Sums over ranks what every rank selected.
 
     One that first changes what is selected from, over the groups of ranks named in `groups`, also has a program
-    `enter(ops, world, spec, x, k)` that returns spec, x and k for the selection. See `hierarchical`. One that loses
+    `enter(ops, world, spec, x, k)` that returns spec, x and k for the selection. See `hierarchical`. One that stands
+    for several has `serving(k, num_ranks)`, which returns the one that sums k entries. See `by_size`. One that loses
     something says `conserves = False`, and one with requests that Horovod never caches `keeps_cache = False`.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvd_sparse.collectives import Collective
 from hvd_sparse.collectives.allgather import AllGatherSum
 from hvd_sparse.collectives.owner_reduce import OwnerReduce
 from hvd_sparse.ops.base import Ops
@@ -41,10 +42,9 @@ class BySize:
     def __init__(self, wire: str | WireFormat = "fp32") -> None:
         self.wire = wire_format(wire)
 
+    def serving(self, k: int, num_ranks: int) -> Collective:
+        short = is_short(k, num_ranks, getattr(self.wire, "entry_bytes", 8))
+        return AllGatherSum(self.wire) if short else OwnerReduce(self.wire)
+
     def reduce(self, ops: Ops, world: World, spec: Spec, x: Array, k: int, local: Sparse) -> Program[Reduced]:
-        if not is_short(k, world.size, getattr(self.wire, "entry_bytes", 8)):
-            return (yield from OwnerReduce(self.wire).reduce(ops, world, spec, x, k, local))
-        # Selections for quotas may have a surplus.
-        kept = ops.largest(x, local.indices, k)
-        local = Sparse(kept, ops.gather(x, kept), spec.size)
-        return (yield from AllGatherSum(self.wire).reduce(ops, world, spec, x, k, local))
+        return (yield from self.serving(k, world.size).reduce(ops, world, spec, x, k, local))

@@ -77,9 +77,15 @@ class SparseSum:
         if k >= spec.size or one_host:
             reduced, _ = yield from Dense().reduce(ops, world, spec, x, k, {})
             return reduced, state
-        part = replace(spec, num_blocks=world.size) if self.collective.has_quotas else spec
+        part = spec
         if enter:
             part, x, k = yield from enter(ops, world, spec, x, k)
+        capacity: Any = getattr(self.sparsifier, "capacity", None)
+        most = capacity(spec, k, world.size) if capacity else k
+        serving: Any = getattr(self.collective, "serving", None)
+        collective = serving(most, world.size) if serving else self.collective
+        if collective.has_quotas and not enter:
+            part = replace(spec, num_blocks=world.size)
         indices, state = yield from self.sparsifier.select(ops, world, part, x, k, state)
         values = ops.gather(x, indices)
         if self.sparsifier.blind or self.sparsifier.shared_indices:
@@ -87,7 +93,5 @@ class SparseSum:
             values = ops.where(ops.all_finite(x), values, values * float("nan"))
         if self.rescale:
             world = replace(world, gain=world.gain * spec.size / k)
-        capacity: Any = getattr(self.sparsifier, "capacity", None)
-        most = capacity(spec, k, world.size) if capacity else k
-        reduced = yield from self.collective.reduce(ops, world, spec, x, most, Sparse(indices, values, part.size))
+        reduced = yield from collective.reduce(ops, world, spec, x, most, Sparse(indices, values, part.size))
         return reduced, state

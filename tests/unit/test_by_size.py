@@ -16,24 +16,26 @@ from hvd_sparse.memories.residual import Residual
 from hvd_sparse.planner.cost import TRAFFIC, by_size, flat, gather, is_short
 from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.sparsifiers.threshold import Threshold
+from hvd_sparse.sparsifiers.topk import TopK
 from hvd_sparse.types import Spec
 
 SIZE = 100_003
 MANY = 40_000  # entries: 480 KB more by allgather on four ranks
 
 
-def ranks_of(collective: Collective, num_ranks: int) -> Ranks:
-    scheme = SparseSum(Threshold(), collective)
+def ranks_of(collective: Collective, num_ranks: int, sparsifier: type = Threshold) -> Ranks:
+    scheme = SparseSum(sparsifier(), collective)
     return Ranks(Exchange(Spec("b", SIZE), scheme, Residual()), num_ranks, BACK_ENDS["numpy"]())
 
 
+@pytest.mark.parametrize("sparsifier", [Threshold, TopK])
 @pytest.mark.parametrize("wire", ["fp32", "compact"])
 @pytest.mark.parametrize(
     ("num_ranks", "k", "other"),
     [(2, 1000, AllGatherSum), (2, MANY, AllGatherSum), (4, 1000, AllGatherSum), (4, MANY, OwnerReduce)],
 )
-def test_it_is_one_of_the_two(num_ranks: int, k: int, other: type, wire: str) -> None:
-    ours, theirs = ranks_of(BySize(wire), num_ranks), ranks_of(other(wire), num_ranks)
+def test_it_is_one_of_the_two(num_ranks: int, k: int, other: type, wire: str, sparsifier: type) -> None:
+    ours, theirs = (ranks_of(collective, num_ranks, sparsifier) for collective in (BySize(wire), other(wire)))
     for number in range(3):
         grads = normal(number, num_ranks, SIZE)
         left, right = ours.step(grads, k), theirs.step(grads, k)
