@@ -12,23 +12,26 @@ from hvd_sparse.types import Array, Reduced, State, check_positive
 class Momentum:
     """Accumulate the velocity instead of the gradient, so that late entries carry the momentum they missed.
 
-    u = m u + g, v = v + u, x = v; sent entries leave v, and (masking) u as well, which stops stale momentum. The
-    optimizer behind it must have no momentum of its own.
+    u = m u + g, v = v + u, x = v; sent entries leave v, and (masking) what is stale of u, which would push on in a
+    direction of long ago. The optimizer behind it must have no momentum of its own.
 
-    Memory: two float32 per element. Choose it for momentum SGD at densities of 0.01 and less, with the warm-up
-    controller. Avoid it with Adam and its kin, which keep their own moments.
+    Memory: two float32 per element. Choose it for momentum SGD, at densities below 0.01 with the warm-up controller.
+    Avoid it with Adam and its kin, which keep their own moments.
 
     Args:
         momentum: m, that of the training, in [0, 1).
         nesterov: u = m (u + g), v = v + u + g instead.
-        masking: clear u where v was sent. A bucket that is sent whole is never masked: it is momentum SGD exactly.
+        masking: what becomes of u where v was sent. True: it is cleared (DGC), which slows down what is sent often: an
+            entry of every step has no momentum. False: it stays, which is stale at low densities. "stale": the share
+            u / v of it stays, all of an entry that is sent in every step, about 1 / T of one that has waited for T
+            steps. A bucket that is sent whole is never masked: it is momentum SGD exactly.
         clip_norm: limit the 2-norm of each gradient tensor to clip_norm / sqrt(P) before it is accumulated.
 
     Raises:
         ValueError: an argument is out of range.
 
     Reference: Y. Lin et al., Deep Gradient Compression, ICLR 2018, arXiv:1712.01887, section 3. Differs in that only
-    what a collective accepted is cleared and masked.
+    what a collective accepted is cleared and masked; "stale" is ours.
 
     Example:
         >>> import numpy as np
@@ -44,11 +47,17 @@ class Momentum:
     accumulator = "accumulated"
 
     def __init__(
-        self, momentum: float = 0.9, nesterov: bool = False, masking: bool = True, clip_norm: float | None = None
+        self,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        masking: bool | str = "stale",
+        clip_norm: float | None = None,
     ) -> None:
         self.momentum = check_momentum(momentum)
         self.nesterov = bool(nesterov)
-        self.masking = bool(masking)
+        if isinstance(masking, str) and masking != "stale":
+            raise ValueError(f"`masking` must be True, False or 'stale'. Received: masking={masking!r}.")
+        self.masking = masking if masking == "stale" else bool(masking)
         self.clip_norm = None if clip_norm is None else check_positive(clip_norm, "clip_norm")
 
     def compensate(
@@ -67,7 +76,11 @@ class Momentum:
 
     def update(self, ops: Ops, reduced: Reduced, state: State) -> State:
         velocity = state["velocity"]
-        if self.masking and reduced.used is not None:
+        if reduced.used is not None and self.masking == "stale":
+            places = reduced.used.indices
+            fresh = _fresh(ops, ops.gather(velocity, places), ops.gather(state["accumulated"], places))
+            velocity = ops.put(velocity, places, fresh)
+        elif reduced.used is not None and self.masking:
             velocity = ops.clear(velocity, reduced.used.indices)
         return {"velocity": velocity, "accumulated": remainder(ops, state["accumulated"], reduced)}
 
@@ -80,3 +93,10 @@ class Momentum:
         norm = alpha * ops.norm_squared(grad) ** 0.5
         limit = self.clip_norm / math.sqrt(num_ranks)
         return alpha * ops.clip(limit / (norm + 1e-12), 0.0, 1.0)
+
+
+def _fresh(ops: Ops, velocity: Array, accumulated: Array) -> Array:
+    """What is not stale of the velocity: the share of the smaller of the two in the larger, if they point one way."""
+    largest = 1e-30 - ops.minimum(-abs(velocity), -abs(accumulated))  # never 0
+    share = (velocity / largest) * (accumulated / largest)
+    return velocity * ((share + abs(share)) / 2)

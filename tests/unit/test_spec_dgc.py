@@ -18,7 +18,7 @@ from hvd_sparse.schemes.dense import Dense
 from hvd_sparse.schemes.sparse import SparseSum
 from hvd_sparse.sparsifiers.threshold import Threshold
 from hvd_sparse.sparsifiers.topk import TopK
-from hvd_sparse.types import Spec, World
+from hvd_sparse.types import Reduced, Sparse, Spec, World
 
 
 def momentum_state(backend, size: int = 1) -> dict:
@@ -65,6 +65,7 @@ def test_gradients_carry_a_factor(backend):
     [
         (True, [(0, 1.0), (1, 1.16), (0, 2.9), (1, 1.16)], [-0.39, -0.232]),
         (False, [(0, 1.0), (0, 1.9), (0, 2.71), (1, 3.6196)], [-0.561, -0.36196]),
+        ("stale", [(0, 1.0), (0, 1.9), (0, 2.71), (1, 3.6196), (0, 7.5341)], [-1.31441, -0.36196]),
     ],
 )
 def test_two_coordinates(masking, sent, weights, backend):
@@ -75,10 +76,15 @@ def test_two_coordinates(masking, sent, weights, backend):
         assert total[index] == pytest.approx(value, rel=1e-6)
         w -= 0.1 * total
     assert w == pytest.approx(weights, rel=1e-6)
-    if masking:
-        memory = ranks.numpy_state(ranks.states[0])["memory"]
-        assert_close(memory["velocity"], [1, 0], 1e-6)
-        assert_close(memory["accumulated"], [1, 0], 1e-6)
+    velocity, accumulated = {
+        True: ([1, 0], [1, 0]),
+        False: ([3.439, 1.3756], [3.439, 0]),
+        # Of 1.3756 the share 1.3756 / 3.6196 was left; all of coordinate 0 until it had to wait for a step.
+        "stale": ([4.0951 * 4.0951 / 7.5341, 0.870506], [0, 0.870506]),
+    }[masking]
+    memory = ranks.numpy_state(ranks.states[0])["memory"]
+    assert_close(memory["velocity"], velocity, 1e-5)
+    assert_close(memory["accumulated"], accumulated, 1e-5)
 
 
 @pytest.mark.parametrize("scheme", [Dense(), SparseSum(TopK(), AllGatherSum())])
@@ -128,7 +134,7 @@ def test_clipping_sees_unscaled_gradients(backend):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_velocity_is_masked_exactly_where_it_was_used(size, backend):
-    ranks = ranks_of(Momentum(0.9), size, 16, backend)
+    ranks = ranks_of(Momentum(0.9, masking=True), size, 16, backend)
     for number in range(3):
         step = ranks.step([frozen(np.roll(row, number)) for row in E4[:size]], 4)
         for rank in range(size):
@@ -179,6 +185,22 @@ def test_warm_up_says_where_it_is():
     controller = Warmup(0.001, 35)
     reasons = [controller.decide(Seen(step), controller.init())[0].reason for step in (0, 34, 35)]
     assert reasons == ["warm-up stage 1 of 5", "warm-up stage 5 of 5", "density 0.001, warm-up is over"]
+
+
+def test_what_is_stale_of_a_velocity(backend):
+    """The share of the smaller in the larger where both point one way; nothing of any size overflows."""
+    velocity = floats(2, 2, 2, 2, -3, 0, 1e30, 1e-30, 3e38)
+    accumulated = floats(2, 8, -8, 1, -3, 0, 0, 1, 3e38)
+    memory, used = Momentum(0.9, masking="stale"), np.arange(9, dtype=np.int32)
+    reduced = Reduced(None, Sparse(backend.array(frozen(used, np.int32)), None, 9), True)
+    state = {"velocity": backend.array(velocity), "accumulated": backend.array(accumulated)}
+    found = backend.numpy(memory.update(backend.ops, reduced, state)["velocity"])
+    assert_close(found, floats(2, 0.5, 0, 1, -3, 0, 0, 0, 3e38), 1e-6)
+
+
+def test_an_unknown_way_of_masking():
+    with pytest.raises(ValueError, match=r"`masking` must be True, False or 'stale'. Received: masking='fresh'"):
+        Momentum(masking="fresh")
 
 
 @pytest.mark.parametrize("momentum", [1.0, 1, -0.1, True, "0.9", float("nan"), None])
