@@ -38,7 +38,7 @@ from workloads import WORKLOADS, Workload, find
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
-    "horovod", "horovod-fp16", "ddp", "ddp-bf16", "ddp-powersgd", "allgather@0.01", "owner_reduce@0.01",
+    "horovod", "adaptive", "horovod-fp16", "ddp", "ddp-bf16", "ddp-powersgd", "allgather@0.01", "owner_reduce@0.01",
     "owner_reduce-compact@0.01", "leader@0.01",
 ]  # fmt: skip
 MODELS = [name for name, workload in WORKLOADS.items() if workload.goal is not None]
