@@ -46,8 +46,8 @@ VARIANTS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("collective", "gtopk"): [{}, {"account_leak": True}],
     # Powers of two: integer gradients stay exact in float32.
     ("memory", "momentum"): [
-        {"momentum": 0.5, "masking": True},
-        {"momentum": 0.5, "masking": True, "nesterov": True},
+        {"momentum": 0.5},
+        {"momentum": 0.5, "nesterov": True},
         {"momentum": 0.5, "masking": False},
         {"momentum": 0.5, "masking": "stale"},
     ],

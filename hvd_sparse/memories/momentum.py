@@ -12,19 +12,20 @@ from hvd_sparse.types import Array, Reduced, State, check_positive
 class Momentum:
     """Accumulate the velocity instead of the gradient, so that late entries carry the momentum they missed.
 
-    u = m u + g, v = v + u, x = v; sent entries leave v, and (masking) what is stale of u, which would push on in a
-    direction of long ago. The optimizer behind it must have no momentum of its own.
+    u = m u + g, v = v + u, x = v; sent entries leave v, and (masking) u as well, which stops stale momentum. The
+    optimizer behind it must have no momentum of its own.
 
-    Memory: two float32 per element. Choose it for momentum SGD, at densities below 0.01 with the warm-up controller.
-    Avoid it with Adam and its kin, which keep their own moments.
+    Memory: two float32 per element. Choose it for momentum SGD at densities of 0.01 and less, with the warm-up
+    controller. Avoid it with Adam and its kin, which keep their own moments.
 
     Args:
         momentum: m, that of the training, in [0, 1).
         nesterov: u = m (u + g), v = v + u + g instead.
-        masking: what becomes of u where v was sent. True: it is cleared (DGC), which slows down what is sent often: an
-            entry of every step has no momentum. False: it stays, which is stale at low densities. "stale": the share
-            u / v of it stays, all of an entry that is sent in every step, about 1 / T of one that has waited for T
-            steps. A bucket that is sent whole is never masked: it is momentum SGD exactly.
+        masking: what becomes of u where v was sent. True: it is cleared (DGC), so that an entry which is sent in every
+            step has no momentum. "stale": the share u / v of it stays, all of such an entry and about 1 / T of one
+            that has waited for T steps, which ends nearer to dense when the learning rate falls, at 0.1 most, and is
+            slower to start. False: it stays, which is stale at low densities. A bucket that is sent whole is never
+            masked: it is momentum SGD exactly.
         clip_norm: limit the 2-norm of each gradient tensor to clip_norm / sqrt(P) before it is accumulated.
 
     Raises:
@@ -50,7 +51,7 @@ class Momentum:
         self,
         momentum: float = 0.9,
         nesterov: bool = False,
-        masking: bool | str = "stale",
+        masking: bool | str = True,
         clip_norm: float | None = None,
     ) -> None:
         self.momentum = check_momentum(momentum)

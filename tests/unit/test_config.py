@@ -154,7 +154,7 @@ def test_configured_objects_are_kept():
     part = Threshold(min_hits=64)
     assert sparse_config(sparsifier=part).sparsifier is part
     assert sparse_config(memory=Momentum(0.8)).describe()["memory"] == (
-        "Momentum(clip_norm=None, masking='stale', momentum=0.8, nesterov=False)"
+        "Momentum(clip_norm=None, masking=True, momentum=0.8, nesterov=False)"
     )
 
 

@@ -134,7 +134,7 @@ def test_clipping_sees_unscaled_gradients(backend):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_velocity_is_masked_exactly_where_it_was_used(size, backend):
-    ranks = ranks_of(Momentum(0.9, masking=True), size, 16, backend)
+    ranks = ranks_of(Momentum(0.9), size, 16, backend)
     for number in range(3):
         step = ranks.step([frozen(np.roll(row, number)) for row in E4[:size]], 4)
         for rank in range(size):

@@ -139,4 +139,4 @@ def test_the_momentum_of_the_other_memory_is_known():
 def test_settings_of_the_other_memory_are_compared_between_ranks():
     words = [sparse_config(memory=Delayed(Momentum(m))).describe()["memory"] for m in (0.8, 0.9)]
     assert words[0] != words[1]
-    assert words[0] == "Delayed(memory=Momentum(clip_norm=None, masking='stale', momentum=0.8, nesterov=False))"
+    assert words[0] == "Delayed(memory=Momentum(clip_norm=None, masking=True, momentum=0.8, nesterov=False))"
