@@ -114,8 +114,7 @@ install_python_packages() {
         "$python" -m venv --clear $venv
     fi
     rm -f $stamp_file
-    # Of the frameworks' ten thousand modules few are ever imported: these compile when they are.
-    pip="$venv/bin/python -m pip --disable-pip-version-check -qq install --no-compile -c ci/constraints.txt"
+    pip="$venv/bin/python -m pip --disable-pip-version-check -qq install -c ci/constraints.txt"
     $pip setuptools wheel packaging
     say "installing torch and tensorflow-cpu: some minutes on a new machine"
     $pip torch==2.13.0 tensorflow-cpu==2.21.0
