@@ -43,6 +43,7 @@ class BySize:
         self.wire = wire_format(wire)
 
     def serving(self, k: int, num_ranks: int) -> Collective:
+        """The one of the two that sums k entries."""
         short = is_short(k, num_ranks, getattr(self.wire, "entry_bytes", 8))
         return AllGatherSum(self.wire) if short else OwnerReduce(self.wire)
 

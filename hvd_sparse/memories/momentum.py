@@ -77,12 +77,13 @@ class Momentum:
 
     def update(self, ops: Ops, reduced: Reduced, state: State) -> State:
         velocity = state["velocity"]
-        if reduced.used is not None and self.masking == "stale":
+        if self.masking and reduced.used is not None:
             places = reduced.used.indices
-            fresh = _fresh(ops, ops.gather(velocity, places), ops.gather(state["accumulated"], places))
-            velocity = ops.put(velocity, places, fresh)
-        elif reduced.used is not None and self.masking:
-            velocity = ops.clear(velocity, reduced.used.indices)
+            if self.masking == "stale":
+                fresh = _fresh(ops, ops.gather(velocity, places), ops.gather(state["accumulated"], places))
+                velocity = ops.put(velocity, places, fresh)
+            else:
+                velocity = ops.clear(velocity, places)
         return {"velocity": velocity, "accumulated": remainder(ops, state["accumulated"], reduced)}
 
     def for_dense(self) -> Memory:

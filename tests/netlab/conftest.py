@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,9 +18,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if REASON and item.get_closest_marker("netlab"):
             item.add_marker(pytest.mark.skip(reason=REASON))
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "netlab" in report.keywords]
-    if REASON and skipped:
-        terminalreporter.write_line(f"skipped {len(skipped)} tests on several hosts: {REASON}")
