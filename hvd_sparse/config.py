@@ -97,8 +97,8 @@ def sparse_config(
             stay in the memory.
         scheme: the whole of it: "sparse", which consists of the above, or one that has no such parts: "low_rank", whose
             setting is its rank, not the density (`LowRank(rank=2)` of hvd_sparse.schemes.low_rank), "ok_topk",
-            "sketch", "lazy" (ranks with nothing new to say are silent: on PyTorch, `optimizer.lazy_step`), "dense", or
-            an object.
+            "sketch", "lazy" (ranks with nothing new to say are silent: on PyTorch, `optimizer.lazy_step`), "static"
+            (constant entries are known, and not sent), "dense", or an object.
         memory: what becomes of unsent entries: "residual", "momentum" (DGC; give the optimizer momentum=0), "sgc" (one
             momentum for all ranks; the same), "delayed" (applied one step late), "none".
         controller: an object that decides the density; replaces `density` and `warmup_steps`.

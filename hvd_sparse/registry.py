@@ -45,6 +45,7 @@ METHODS: dict[str, dict[str, str]] = {
         "sketch": "hvd_sparse.schemes.sketch:Sketch",
         "ok_topk": "hvd_sparse.schemes.ok_topk:OkTopk",
         "lazy": "hvd_sparse.schemes.lazy:Lazy",
+        "static": "hvd_sparse.schemes.static:Static",
     },
 }
 

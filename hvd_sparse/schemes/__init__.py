@@ -20,7 +20,7 @@ class Scheme(Protocol):
         conserves: False if what ranks keep and the total do not add up to their accumulators, though all ranks speak.
         keeps_cancelled: True if entries whose sum is 0 stay with their ranks.
         periodic_tags: rounds that only some steps have.
-        varying_words: True if traffic follows the data, though shapes do not.
+        varying_words: True if traffic follows the data.
     """
 
     exact: bool

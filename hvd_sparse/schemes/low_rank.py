@@ -19,10 +19,12 @@ _FRESH = 1e-6  # share of the first directions in those of every step: it matter
 class LowRank:
     """The sum of every matrix, projected onto `rank` directions that follow it from step to step.
 
-    The rank is the setting: `density` changes nothing, except that 1.0 is dense.
+    The rank is the setting: `density` changes nothing, except that 1.0 is dense. With a `tolerance` every matrix has as
+    many directions as it needs, `rank` at most.
 
     Traffic: 2(P-1)/P rank (rows + columns) words per matrix, rank and step, in two collectives of constant shape for
-    all matrices of a bucket. Parameters that would not become smaller go along whole.
+    all matrices of a bucket. Parameters that would not become smaller go along whole. With a `tolerance` less, and a
+    new shape, which Horovod negotiates, where a number of directions has changed: twice per `period` at most.
     Choose it for large matrices (transformers, fully connected and convolutional layers) where a hundredth of the
     gradient is still too much: nothing sends less. Avoid it for embeddings of which few rows are used, and where
     products of `rank` columns with every matrix cost more time than they save. Ranks compute the same directions from
@@ -31,13 +33,18 @@ class LowRank:
     Args:
         rank: columns of the two factors. 2 to 4 come close to dense accuracy; more for transformers.
         seed: of the first directions; any int, equal on all ranks.
+        tolerance: share of what `rank` directions take, as a sum of squares, that the last of them may have and be left
+            out, in [0, 1). What they do not take stays in the memory. 0: none is left out.
+        period: steps from one with all directions, which tells how many are needed, to the next.
 
     Raises:
         ValueError, TypeError: an argument is out of range; or the bucket's `Spec` does not know its parameters' shapes.
 
     Reference: T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, NeurIPS 2019, arXiv:1905.13727. Ours: the second
     factor is made orthonormal, too, before the next step starts from it, and never stays zero; a convolution's
-    kernel is cut into rows and columns where that sends least.
+    kernel is cut into rows and columns where that sends least. A rank per layer that follows the gradient is an idea of
+    B. Baker et al., Peering Beyond the Gradient Veil with Distributed Auto Differentiation (rank-dAD),
+    arXiv:2102.09631; measured on the sum and between periods, so that ranks agree without a message, it is ours.
 
     Example:
         >>> import numpy as np
@@ -54,11 +61,16 @@ class LowRank:
     exact = False
     selects = False
 
-    def __init__(self, rank: int = 4, seed: int = 0) -> None:
+    def __init__(self, rank: int = 4, seed: int = 0, tolerance: float = 0.0, period: int = 50) -> None:
         self.rank = check_count(rank, "rank")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"`seed` must be an int. Received: seed={seed!r}.")
         self.seed = seed
+        if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
+            raise ValueError(f"`tolerance` must be a number in [0, 1). Received: tolerance={tolerance!r}.")
+        self.tolerance = float(tolerance)
+        self.period = check_count(period, "period")
+        self.varying_words = tolerance > 0
 
     def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
         size = sum(math.prod(shape) for shape in spec.shapes)
@@ -68,7 +80,11 @@ class LowRank:
                 f"another one here. Received: {spec.name!r} with {spec.size} elements, of which {size} have a shape."
             )
         matrices, _ = _parts(spec, self.rank)
-        return {self._key: self._first(ops, spec, ops.zeros(0, like))} if matrices else {}
+        if not matrices:
+            return {}
+        like = ops.zeros(0, like)
+        counts = {self._counts: ops.integers([self.rank] * len(matrices), like)} if self.tolerance else {}
+        return {self._key: self._first(ops, spec, like), **counts}
 
     def reduce(
         self, ops: Ops, world: World, spec: Spec, x: Array, k: int, state: State
@@ -78,21 +94,29 @@ class LowRank:
             return (yield from Dense().reduce(ops, world, spec, x, k, state))
         own = [ops.reshape(x[one.start : one.stop], (one.rows, one.columns)) for one in matrices]
 
+        every = [self.rank] * len(matrices)
+        full, counts = world.step % self.period == 0, every
+        if self.tolerance:
+            known = state[self._counts]
+            vector = ops.cond(full, lambda: ops.integers(every, known), lambda: known + 0)
+            counts = [vector[number] for number in range(len(matrices))]
+
         # Where the sum's columns point. The parameters that are too small for factors go along.
-        right = _cut(ops, state[self._key], [(self.rank, one.columns) for one in matrices])
-        left = [matrix @ ops.transpose(rows) for matrix, rows in zip(own, right)]
+        before = _cut(ops, state[self._key], [(self.rank, one.columns) for one in matrices])
+        left = [matrix @ ops.transpose(rows[:count]) for matrix, rows, count in zip(own, before, counts)]
         sent = _joined(ops, [*left, *(x[one.start : one.stop] for one in others)])
         # A product may lose this rank's NaN: send it in place of everything, so that all ranks see it.
         sums = yield AllReduce(ops.where(ops.all_finite(x), sent, sent * float("nan")), tag="left")
         finite = ops.all_finite(sums)
-        cut = _cut(ops, sums, [(one.rows, self.rank) for one in matrices] + [(one.size,) for one in others])
+        factors = [(one.rows, count) for one, count in zip(matrices, counts)]
+        cut = _cut(ops, sums, factors + [(one.size,) for one in others])
         left, whole = [ops.orthonormal(columns) for columns in cut[: len(matrices)]], cut[len(matrices) :]
 
         # What the sum is in these directions.
         sent = _joined(ops, [ops.transpose(columns) @ matrix for columns, matrix in zip(left, own)])
         sums = yield AllReduce(sent, tag="right")
         finite = finite & ops.all_finite(sums)
-        right = _cut(ops, sums, [(self.rank, one.columns) for one in matrices])
+        right = _cut(ops, sums, [(count, one.columns) for one, count in zip(matrices, counts)])
 
         # Every rank keeps what it has beyond its share of the approximation, which is the mean.
         products = {one.start: columns @ rows for one, columns, rows in zip(matrices, left, right)}
@@ -103,12 +127,30 @@ class LowRank:
 
         # The next step starts from these rows. A little of the first ones brings back those that have become zero.
         rows = [ops.transpose(ops.orthonormal(ops.transpose(one))) for one in right]
-        return reduced, {self._key: ops.add(_joined(ops, rows), self._first(ops, spec, x), _FRESH)}
+        later = {}
+        if self.tolerance:
+            rows = [ops.concat([new, old[count:]]) for new, old, count in zip(rows, before, counts)]
+            later[self._counts] = ops.cond(full, lambda: self._needed(ops, right), lambda: known + 0)
+        return reduced, {self._key: ops.add(_joined(ops, rows), self._first(ops, spec, x), _FRESH), **later}
+
+    def _needed(self, ops: Ops, right: Sequence[Array]) -> Array:
+        """Of every matrix, how many of its directions take all but the `tolerance`. Strong ones come first in time."""
+        counts = []
+        for rows in right:
+            flat, width = ops.reshape(rows, (-1,)), rows.shape[1]
+            tails = [ops.norm_squared(flat[row * width :]) for row in range(self.rank)]
+            needed = [ops.cond(tail > self.tolerance * tails[0], lambda: 1, lambda: 0) for tail in tails]
+            counts.append(ops.clip(sum(needed), 1, self.rank))
+        return ops.integers(counts, right[0])
 
     @property
     def _key(self) -> str:
         """With the rank in it: a saved state of another rank does not fit."""
         return f"rows{self.rank}"
+
+    @property
+    def _counts(self) -> str:
+        return f"counts{self.rank}"
 
     def _first(self, ops: Ops, spec: Spec, like: Array) -> Array:
         """The rows of all matrices before the first step, one after the other: pseudo-random in [-1, 1)."""

@@ -31,6 +31,7 @@ BARS = {
     "low_rank": lambda n, k, size: 2 * (size - 1) / size * (4 * (31 + 32) + 17),  # a matrix of 31 * 32, and the rest
     # Half of it as room for what the data may make of 4k(P-1)/P, and the round of every 64th step.
     "lazy": lambda n, k, size: (2 * k + 1) * (size - 1),
+    "static": lambda n, k, size: 4 * (k // size) * (size - 1),
     "ok_topk": lambda n, k, size: (1.5 * 4 * k + 2 * (size - 1)) * (size - 1) / size,
 }
 

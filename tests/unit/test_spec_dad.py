@@ -26,7 +26,7 @@ def spec_of(*shapes: tuple[int, ...], name: str = "b") -> Spec:
     return Spec(name, sum(math.prod(shape) for shape in shapes), shapes=shapes)
 
 
-def exchange(*shapes: tuple[int, ...], memory: object = None, **settings: int) -> Exchange:
+def exchange(*shapes: tuple[int, ...], memory: object = None, **settings: float) -> Exchange:
     return Exchange(spec_of(*shapes), LowRank(**settings), memory or Residual())
 
 
@@ -178,6 +178,67 @@ def test_seeds_buckets_and_runs(backend):
         assert np.abs(other - expected).max() > 0.5
 
 
+# As many directions as a matrix needs
+
+
+def of_rank(rank: int, *, seed: int, scale: float = 1.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return scale * rng.normal(size=(20, rank)) @ rng.normal(size=(rank, 30))
+
+
+def counts(ranks: Ranks) -> list[list[int]]:
+    return [ranks.numpy_state(state)["scheme"]["counts4"].tolist() for state in ranks.states]
+
+
+def test_only_as_many_directions_as_are_needed(backend):
+    """Two matrices, of ranks 1 and 3 by turns; noticed where all four directions are tried, in every fifth step."""
+    part = exchange((20, 30), (20, 30), memory=NoMemory(), tolerance=0.001, period=5)
+    ranks = Ranks(part, 2, backend)
+    for number in range(12):
+        first, second = (1, 3) if number < 7 else (3, 1)
+        grad = flat(np.stack([of_rank(first, seed=0), of_rank(second, seed=1)]))
+        step = ranks.step([grad, grad], 1)
+        expected = [1, 3] if number < 10 else [3, 1]
+        assert counts(ranks) == [expected] * 2
+        sent = 8 if number % 5 == 0 else 4
+        assert total_words(step.rounds, 2) == sent * (20 + 30)
+        if number not in (7, 8, 9):  # where one direction is not enough
+            assert_close(step.totals[0], 2 * grad, 1e-4)
+
+
+def test_what_is_left_out_stays_in_the_memory(quick_backend):
+    """A second direction that is too weak to be sent, until its sum over steps is not."""
+    part = exchange((20, 30), rank=4, tolerance=0.01, period=4)
+    ranks, weak = Ranks(part, 2, quick_backend), of_rank(1, seed=1, scale=0.08)
+    grad, total, seen = flat(of_rank(1, seed=0) + weak), np.zeros(600), []
+    for number in range(9):
+        step = ranks.step([grad, grad], 1)
+        total += step.totals[0]
+        assert_close(total + np.sum(step.kept, axis=0), 2.0 * (number + 1) * grad, 1e-4)
+        assert_bits_equal(step.totals[0], step.totals[1])
+        seen.append(counts(ranks)[0][0])
+    assert seen[:4] == [1] * 4, "a hundredth is less than what the weak one has"
+    assert seen[4] > 1, "after three steps it has nine hundredths"
+
+
+def test_a_tolerance_of_nothing_is_the_same_as_none(quick_backend):
+    """Whatever the period: a direction that has a part in the sum is needed."""
+    plain, some = (Ranks(exchange((30, 20), **kind), 2, quick_backend) for kind in ({}, {"tolerance": 1e-9}))
+    for number in range(4):
+        grads = drawn(number, some.exchange.spec, 2)
+        assert_bits_equal(some.step(grads, 1).totals[0], plain.step(grads, 1).totals[0])
+
+
+def test_no_direction_is_needed_by_zeros(backend):
+    """One is kept all the same, so that a gradient is seen when there is one."""
+    ranks = Ranks(exchange((20, 30), tolerance=0.1, period=3), 2, backend)
+    ranks.step([flat(np.zeros(600))] * 2, 1)
+    assert counts(ranks) == [[1]] * 2
+    for number in range(5):
+        step = ranks.step([flat(of_rank(2, seed=3) * (number == 0))] * 2, 1)
+    assert_close(np.sum(step.kept, axis=0), np.zeros(600), 1e-3)
+
+
 # What is sent
 
 
@@ -279,6 +340,11 @@ def test_shapes_are_needed(spec):
         ({"rank": 1.5}, ValueError, "`rank` must be a whole number"),
         ({"seed": "0"}, TypeError, "`seed` must be an int"),
         ({"seed": True}, TypeError, "`seed` must be an int"),
+        ({"tolerance": 1}, ValueError, "`tolerance` must be a number in"),
+        ({"tolerance": -0.1}, ValueError, "`tolerance` must be a number in"),
+        ({"tolerance": float("nan")}, ValueError, "`tolerance` must be a number in"),
+        ({"tolerance": True}, ValueError, "`tolerance` must be a number in"),
+        ({"period": 0}, ValueError, "`period` must be a whole number"),
     ],
 )
 def test_arguments(settings, error, message):

@@ -1,4 +1,4 @@
-"""Check values of the one-step delayed update (igf.md). The static filter of that paper is not here."""
+"""Check values of the one-step delayed update (igf.md)."""
 
 from __future__ import annotations
 
