@@ -56,7 +56,7 @@ VARIANTS: dict[tuple[str, str], list[dict[str, Any]]] = {
     # At this density the default would be dense.
     ("scheme", "sketch"): [{"num_rows": 3, "cells_per_entry": 2, "candidates": 2}],
     ("scheme", "low_rank"): [{}, {"rank": 1}, {"rank": 2, "tolerance": 0.4, "period": 2}],
-    ("scheme", "static"): [{}, {"variance": 0.5, "weight": 0.5, "refresh_every": 3}],
+    ("scheme", "static"): [{}, {"variance": 0.5, "weight": 1.0, "refresh_every": 3}],
     ("controller", "fixed"): [{"density": 0.01}],
     ("controller", "warmup"): [{"density": 0.001, "warmup_steps": 12}],
 }

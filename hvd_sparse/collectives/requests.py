@@ -65,5 +65,8 @@ Request = Union[AllReduce, AllGather, AllToAll, Broadcast]
 
 
 def num_words(tensor: Array) -> float:
-    """Size of a tensor in words of 4 bytes, whatever its dtype: every wire format here is made of words."""
-    return float(math.prod(int(dimension) for dimension in tensor.shape))
+    """Size of a tensor in words of 4 bytes, whatever its dtype: every wire format here is made of words.
+
+    NaN in a graph that does not know it yet.
+    """
+    return math.prod(math.nan if dimension is None else float(dimension) for dimension in tensor.shape)

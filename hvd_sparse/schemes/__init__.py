@@ -21,6 +21,7 @@ class Scheme(Protocol):
         keeps_cancelled: True if entries whose sum is 0 stay with their ranks.
         periodic_tags: rounds that only some steps have.
         varying_words: True if traffic follows the data.
+        varying_shapes: True if even the shapes of messages do, which Horovod then negotiates anew.
     """
 
     exact: bool

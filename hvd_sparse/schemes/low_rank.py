@@ -70,7 +70,14 @@ class LowRank:
             raise ValueError(f"`tolerance` must be a number in [0, 1). Received: tolerance={tolerance!r}.")
         self.tolerance = float(tolerance)
         self.period = check_count(period, "period")
-        self.varying_words = tolerance > 0
+
+    @property
+    def varying_words(self) -> bool:
+        return self.tolerance > 0
+
+    @property
+    def varying_shapes(self) -> bool:
+        return self.varying_words
 
     def init(self, ops: Ops, spec: Spec, like: Array | None = None) -> State:
         size = sum(math.prod(shape) for shape in spec.shapes)

@@ -291,7 +291,7 @@ def test_a_scheme_replaces_sparsifier_collective_and_wire(scheme, more):
 
 def test_a_scheme_is_described():
     words = sparse_config(scheme=LowRank(2, seed=3)).describe()
-    assert words["scheme"] == "LowRank(rank=2, seed=3)"
+    assert words["scheme"] == "LowRank(period=50, rank=2, seed=3, tolerance=0.0)"
     assert not {"sparsifier", "collective"} & words.keys()
     assert words != sparse_config(scheme=LowRank(4, seed=3)).describe()
 

@@ -181,6 +181,8 @@ def test_requests_keep_their_shape(method, size, quick_backend):
     steps = [normal(0, size), constant(0, size), constant(1, size), spikes, normal(2, size)]
     rounds = [[(one.kind, one.tag, one.shape) for one in ranks.step(grads, KEPT).rounds] for grads in steps]
     usual = [[one for one in step if one[1] not in periodic] for step in rounds]
+    if getattr(METHODS[method][0], "varying_shapes", False):
+        usual = [[(kind, tag, ()) for kind, tag, _ in step] for step in usual]
     assert usual[0]
     assert usual == [usual[0]] * len(steps)
     others = [one for step in rounds for one in step if one[1] in periodic]
