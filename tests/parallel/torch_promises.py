@@ -34,6 +34,7 @@ from hvd_sparse.collectives.gtopk import GTopk
 from hvd_sparse.memories.residual import Residual
 from hvd_sparse.schemes.low_rank import LowRank
 from hvd_sparse.schemes.sketch import Sketch
+from hvd_sparse.schemes.static import Static
 from hvd_sparse.sparsifiers.leader import Leader
 
 hvd.init()
@@ -563,7 +564,12 @@ def case_conservation_over_a_run() -> None:
 def case_schemes_without_a_sparsifier() -> None:
     """What they send and what stays adds up; and a state that was saved goes on as if nothing had happened."""
     ring = 2 * (SIZE - 1) / SIZE
-    for scheme, words in ((Sketch(), ring * 44 * 150 + 4 * 150), (LowRank(2), ring * 2 * (300 + 50))):
+    for scheme, words in (
+        (Sketch(), ring * 44 * 150 + 4 * 150),
+        (Static(variance=1.0, weight=1.0), 4 * (150 // SIZE) * (SIZE - 1)),
+        (LowRank(2, tolerance=0.9, period=2), ring * (300 + 50)),  # one direction, in every second step
+        (LowRank(2), ring * 2 * (300 + 50)),
+    ):
         torch.manual_seed(0)
         models = [torch.nn.Linear(300, 50, bias=False) for _ in range(2)]
         models[1].load_state_dict(models[0].state_dict())
