@@ -142,6 +142,13 @@ def check_density(density: Any, name: str = "density") -> float:
     return float(density)
 
 
+def check_fraction(value: Any, name: str) -> float:
+    """Return `value` as a float if it is a number in [0, 1), else raise a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={value!r}.")
+    return float(value)
+
+
 def check_count(value: Any, name: str) -> int:
     """Return `value` as an int if it is a whole number of 1 or more, else raise a ValueError that names it."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < math.inf or value % 1:

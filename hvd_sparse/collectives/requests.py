@@ -69,4 +69,4 @@ def num_words(tensor: Array) -> float:
 
     NaN in a graph that does not know it yet.
     """
-    return math.prod(math.nan if dimension is None else float(dimension) for dimension in tensor.shape)
+    return math.prod((math.nan if dimension is None else int(dimension) for dimension in tensor.shape), start=1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.types import Array, Reduced, State
@@ -48,10 +48,3 @@ def remainder(ops: Ops, x: Array, reduced: Reduced) -> Array:
     if reduced.left is None:
         return ops.clear(x, reduced.used.indices)
     return ops.put(x, reduced.used.indices, reduced.left)
-
-
-def check_momentum(value: Any) -> float:
-    """Return `value` as a float if it can be a momentum, else raise a ValueError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={value!r}.")
-    return float(value)

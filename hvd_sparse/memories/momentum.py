@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from hvd_sparse.memories import Memory, check_momentum, remainder
+from hvd_sparse.memories import Memory, remainder
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Reduced, State, check_positive
+from hvd_sparse.types import Array, Reduced, State, check_fraction, check_positive
 
 
 class Momentum:
@@ -54,7 +54,7 @@ class Momentum:
         masking: bool | str = True,
         clip_norm: float | None = None,
     ) -> None:
-        self.momentum = check_momentum(momentum)
+        self.momentum = check_fraction(momentum, "momentum")
         self.nesterov = bool(nesterov)
         if isinstance(masking, str) and masking != "stale":
             raise ValueError(f"`masking` must be True, False or 'stale'. Received: masking={masking!r}.")

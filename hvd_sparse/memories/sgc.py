@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hvd_sparse.memories import Memory, check_momentum, remainder
+from hvd_sparse.memories import Memory, remainder
 from hvd_sparse.ops.base import Ops
-from hvd_sparse.types import Array, Reduced, State
+from hvd_sparse.types import Array, Reduced, State, check_fraction
 
 
 class SGC:
@@ -43,7 +43,7 @@ class SGC:
     shared_keys = ("momentum",)
 
     def __init__(self, momentum: float = 0.9) -> None:
-        self.momentum = check_momentum(momentum)
+        self.momentum = check_fraction(momentum, "momentum")
 
     def compensate(
         self, ops: Ops, num_ranks: int, grad: Array, state: State, alpha: float = 1.0, out: State | None = None

@@ -11,7 +11,7 @@ from itertools import accumulate
 from hvd_sparse.collectives.requests import AllReduce
 from hvd_sparse.ops.base import PRIME, Ops
 from hvd_sparse.schemes.dense import Dense
-from hvd_sparse.types import Array, Program, Reduced, Spec, State, World, check_count
+from hvd_sparse.types import Array, Program, Reduced, Spec, State, World, check_count, check_fraction
 
 _FRESH = 1e-6  # share of the first directions in those of every step: it matters only where nothing else is
 
@@ -66,9 +66,7 @@ class LowRank:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"`seed` must be an int. Received: seed={seed!r}.")
         self.seed = seed
-        if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
-            raise ValueError(f"`tolerance` must be a number in [0, 1). Received: tolerance={tolerance!r}.")
-        self.tolerance = float(tolerance)
+        self.tolerance = check_fraction(tolerance, "tolerance")
         self.period = check_count(period, "period")
 
     @property

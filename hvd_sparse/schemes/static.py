@@ -19,9 +19,9 @@ class Static:
 
     An entry's gradient per step is what arrives of it divided by the steps that it waited. Its running mean and
     variance are equal on all ranks, so that they need no message. After 1 / `weight` arrivals it is static if the
-    variance is small. Then every rank takes the mean off its gradient, which leaves what the mean got wrong, and holds
-    that back until the next refresh. There all entries may be selected, and one whose rest is large enough to be
-    is static no longer if its variance has grown. Nothing is lost.
+    variance is small. Then every rank takes the mean off its gradient, and holds back the rest, which is what the mean
+    got wrong, until the next refresh. There the rest may be selected like any other entry; if that makes the variance
+    too large, the entry is static no longer. Nothing is lost.
 
     Traffic: that of the sparse sum, whose k entries are all others then.
     Memory: four float32 per element, and about as many passes over them in every step. Choose it to study the method,
@@ -98,8 +98,7 @@ class Static:
         # The others go, and at a refresh the rest of these.
         sendable = ops.clear(ops.put(ops.scale(x, 1.0), static, rest), held)
         sendable = ops.where(ops.all_finite(x), sendable, sendable * float("nan"))  # what is held may not be finite
-        statistics = {key: state[key] for key in _STATISTICS}
-        inner = {key: value for key, value in state.items() if key not in statistics}
+        inner = {key: value for key, value in state.items() if key not in _STATISTICS}
         reduced, inner = yield from self.scheme.reduce(ops, world, spec, sendable, k, inner)
         kept = ops.put(remainder(ops, sendable, reduced), held, left)
 
@@ -109,18 +108,18 @@ class Static:
         expected = ops.put(ops.zeros(spec.size, x), static, mean)
         waited = state["waited"] + 1.0
         latest = ops.scale(ops.gather(reduced.total, arrived), 1.0 / scale) / ops.gather(waited, arrived)
-        statistics = self._observed(ops, statistics, arrived, latest + ops.gather(expected, arrived))
+        statistics = self._observed(ops, state, arrived, latest + ops.gather(expected, arrived))
         total = ops.put(reduced.total, static, ops.gather(reduced.total, static) + ops.scale(mean, scale))
         outcome = Reduced(total, None, reduced.finite, kept=kept)
         return outcome, {**inner, **statistics, "waited": ops.clear(waited, arrived)}
 
-    def _observed(self, ops: Ops, statistics: State, arrived: Array, latest: Array) -> State:
-        """The statistics after these entries had these gradients."""
-        before, spread = (ops.gather(statistics[key], arrived) for key in ("mean", "variance"))
+    def _observed(self, ops: Ops, state: State, arrived: Array, latest: Array) -> State:
+        """Mean, variance and number of arrivals after these entries had these gradients."""
+        before, spread = (ops.gather(state[key], arrived) for key in ("mean", "variance"))
         change = latest - before
         after = {
             "mean": before + self.weight * change,
             "variance": (1 - self.weight) * (spread + self.weight * change * change),
-            "observed": ops.gather(statistics["observed"], arrived) + 1.0,
+            "observed": ops.gather(state["observed"], arrived) + 1.0,
         }
-        return {key: ops.put(statistics[key] + 0.0, arrived, value) for key, value in after.items()}
+        return {key: ops.put(state[key] + 0.0, arrived, value) for key, value in after.items()}

@@ -9,7 +9,7 @@ from hvd_sparse.collectives.requests import AllReduce, Broadcast
 from hvd_sparse.ops.base import Ops
 from hvd_sparse.sparsifiers.leader import as_known, check_index_carrier
 from hvd_sparse.sparsifiers.random_block import RandomBlock
-from hvd_sparse.types import Array, Program, Spec, State, World, check_count, check_positive
+from hvd_sparse.types import Array, Program, Spec, State, World, check_count, check_fraction, check_positive
 
 _TINY = 1e-12  # where all weights are zero
 
@@ -64,9 +64,7 @@ class Importance:
     ) -> None:
         self.num_roots = check_count(num_roots, "num_roots")
         self.eps = None if eps is None else check_positive(eps, "eps")
-        if isinstance(random_share, bool) or not isinstance(random_share, (int, float)) or not 0 <= random_share < 1:
-            raise ValueError(f"`random_share` must be in [0, 1). Received: random_share={random_share!r}.")
-        self.random_share = float(random_share)
+        self.random_share = check_fraction(random_share, "random_share")
         self.index_carrier = check_index_carrier(index_carrier)
         if index_carrier == "broadcast" and num_roots > 1:
             raise ValueError(

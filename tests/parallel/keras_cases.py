@@ -146,7 +146,8 @@ def case_schemes_without_a_sparsifier() -> None:
     """In a graph and eagerly; and a state that was saved goes on with the same bits."""
     x, y = data(6)
     half = 3 * BATCH
-    for scheme, runs_eagerly in ((LowRank(1), False), (Sketch(1, 1, 2), False), ("low_rank", True)):
+    in_graphs = (LowRank(1), LowRank(2, tolerance=0.9, period=2), Sketch(1, 1, 2), "static")
+    for scheme, runs_eagerly in (*((scheme, False) for scheme in in_graphs), ("low_rank", True)):
         models, saved = [make_model() for _ in range(2)], None
         for model in models:
             own = {"sparsifier": None, "collective": None, "scheme": scheme}
